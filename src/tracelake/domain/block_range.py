@@ -1,0 +1,48 @@
+"""Block ranges: inclusive on both ends, because that is how the field names its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_BLOCK = 2**63 - 2
+"""Highest block number that fits a Postgres bigint with room for ``end + 1``."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockRange:
+    """``[start, end]``, never empty, never negative."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end <= MAX_BLOCK:
+            raise ValueError(f"not a block range: {self.start}-{self.end}")
+
+    @property
+    def partition_key(self) -> str:
+        return f"{self.start}-{self.end}"
+
+    @classmethod
+    def parse(cls, partition_key: str) -> BlockRange:
+        start, sep, end = partition_key.partition("-")
+        if not (sep and start.isascii() and start.isdigit() and end.isascii() and end.isdigit()):
+            raise ValueError(f"not a partition key: {partition_key!r}")
+        return cls(int(start), int(end))
+
+    def overlaps(self, other: BlockRange) -> bool:
+        return self.start <= other.end and other.start <= self.end
+
+    def covers(self, other: BlockRange) -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+    def split_on_grid(self, size: int) -> Iterator[BlockRange]:
+        """Cut at multiples of ``size``, so that the same block lands in the same chunk whatever was asked."""
+        if size < 1:
+            raise ValueError(f"not a chunk size: {size}")
+        start = self.start
+        while start <= self.end:
+            end = min(self.end, start - start % size + size - 1)
+            yield BlockRange(start, end)
+            start = end + 1
