@@ -1,0 +1,1 @@
+"""Queues: a contract, and drivers that keep it."""

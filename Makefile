@@ -1,0 +1,65 @@
+# Every target needs only make and a Python >= 3.11: what is missing is set up in .venv first.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+LOCK := requirements.txt
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+SOURCES := src tests bench
+
+# Keyed on content rather than on times, so that a checkout or a restored cache never installs without need.
+STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.PHONY: help install test check format lock dev clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@printf '\n  PYTHON=...       the interpreter that makes $(VENV) (otherwise the first >= 3.11 that is found)\n'
+	@printf '  PYTEST_ARGS=...  what pytest is called with (now: $(PYTEST_ARGS))\n'
+
+install: $(STAMP) ## Make .venv and install exactly the locked versions
+
+test: $(STAMP) ## Run the tests (PYTEST_ARGS="-k claim -x" runs some of them)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## Lint, formatting, strict types, import boundaries
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m mypy --strict
+	$(VENV)/bin/lint-imports --no-logo
+
+format: $(STAMP) ## Rewrite the code in the house format
+	$(PY) -m ruff check --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+dev: $(STAMP) ## Run the whole stack in the foreground, its data in .tracelake
+	$(VENV)/bin/tracelake dev --home .tracelake
+
+# Resolved by the oldest Python that is supported: what it picks installs on the newer ones as well.
+lock: $(STAMP) ## Compile requirements.txt anew from pyproject.toml (UPGRADE=1 takes newer versions)
+	@$(PY) -c 'import sys; sys.exit("make lock: resolve with Python 3.11 (make clean install lock PYTHON=python3.11)" if sys.version_info[:2] != (3, 11) else 0)'
+	CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --no-config \
+		--extra dev --build-deps-for editable --no-build-isolation --allow-unsafe \
+		--generate-hashes --strip-extras --no-emit-options --no-emit-find-links \
+		--no-emit-index-url --no-emit-trusted-host $(if $(UPGRADE),--upgrade) \
+		--output-file $(LOCK) pyproject.toml
+
+clean: ## Remove .venv and the tools' caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# Build dependencies come hashed from the lock too, hence no build isolation.
+$(STAMP): | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(VENV)/bin/python:
+	@for candidate in $(PYTHON) python3.13 python3.12 python3.11 python3.14 python3; do \
+		if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$("$$candidate" --version)"; \
+			exec "$$candidate" -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "No Python >= 3.11 with the venv module was found. Install one, or name it: make install PYTHON=/path/to/python3" >&2; \
+	exit 1

@@ -1,0 +1,52 @@
+"""The manifest of a Parquet output: exactly the files that a completion reports.
+
+Readers are pointed at these files and never list a directory, so a file that isn't here doesn't exist,
+whatever a crashed or superseded writer left beside it. Unknown fields are refused: a misspelt field
+would otherwise be a promise that nobody checks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from tracelake.domain.block_range import MAX_BLOCK
+
+MAX_FILES = 10_000
+
+Location = Annotated[str, Meta(min_length=1, max_length=2048)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Block = Annotated[int, Meta(ge=0, le=MAX_BLOCK)]
+Sha256 = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+
+
+class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file; ``min_block`` and ``max_block`` are those of its rows, null where rows carry none."""
+
+    location: Location
+    rows: Count
+    bytes: Count
+    content_hash: Sha256
+    min_block: Block | None = None
+    max_block: Block | None = None
+
+    def __post_init__(self) -> None:
+        if (self.min_block is None) != (self.max_block is None):
+            raise ValueError("min_block and max_block come together")
+        if self.min_block is not None and self.max_block is not None and self.min_block > self.max_block:
+            raise ValueError("min_block is above max_block")
+        if self.rows == 0 and self.min_block is not None:
+            raise ValueError("a file without rows has no blocks")
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``verified`` says how the rows were checked against the chain (``full``, ``bloom``, ``off``)."""
+
+    files: Annotated[tuple[ManifestFile, ...], Meta(max_length=MAX_FILES)]
+    schema_hash: Sha256
+    verified: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.rows for file in self.files)

@@ -1,0 +1,49 @@
+"""What a capability token says: the only permissions an attempt's own code has.
+
+One token belongs to one ``(task_id, attempt)``. Types are strict, so that a verifier never has to ask
+whether ``attempt`` might be a string; claims it doesn't know are ignored, as RFC 7519 wants it, so that
+a newer Dispatcher can add one without locking older verifiers out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Text = Annotated[str, Meta(min_length=1, max_length=512)]
+Seconds = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class TokenDataset(Struct, frozen=True, kw_only=True):
+    """A dataset version that the attempt may read; ``name`` is null while it isn't published."""
+
+    dataset_uuid: UUID
+    dataset_version: UUID
+    name: str | None
+
+
+class TokenPrefixes(Struct, frozen=True, kw_only=True):
+    """Canonical directory prefixes (``s3://bucket/prefix/``, or ``file:///dir/`` in Lite)."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
+
+
+class TokenClaims(Struct, frozen=True, kw_only=True):
+    """Times are whole seconds since the epoch and come from the state database's clock."""
+
+    iss: Text
+    aud: Text
+    sub: Text
+    iat: Seconds
+    exp: Seconds
+    jti: Text
+    org_id: UUID
+    task_id: UUID
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    datasets: tuple[TokenDataset, ...]
+    s3: TokenPrefixes
+    nbf: Seconds | UnsetType = UNSET

@@ -1,0 +1,54 @@
+"""The runtime registry: how each runtime's name is executed. Configured; an unknown name is a deploy error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tracelake.domain.dag.installation import RuntimeTraits
+
+
+class Execution(StrEnum):
+    """``in_process`` runs platform operators inside the Dispatcher; ``queue`` wakes workers up."""
+
+    IN_PROCESS = "in_process"
+    QUEUE = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    name: str
+    execution: Execution
+    queue: str
+    untrusted_ok: bool = False
+
+    @property
+    def traits(self) -> RuntimeTraits:
+        return RuntimeTraits(self.untrusted_ok, in_process=self.execution is Execution.IN_PROCESS)
+
+
+BUILT_IN = (
+    Runtime("dispatcher", Execution.IN_PROCESS, "dispatcher"),
+    Runtime("ecs_python", Execution.QUEUE, "ecs_python"),
+    Runtime("ecs_spark", Execution.QUEUE, "ecs_spark"),
+)
+
+
+class RuntimeRegistry:
+    """The built-in runtimes and whatever else an installation registers, each with its queue."""
+
+    def __init__(self, extra: Mapping[str, str] | None = None) -> None:
+        runtimes = {runtime.name: runtime for runtime in BUILT_IN}
+        for name, queue in (extra or {}).items():
+            runtimes.setdefault(name, Runtime(name, Execution.QUEUE, queue))
+        self._runtimes = runtimes
+
+    def __getitem__(self, name: str) -> Runtime:
+        return self._runtimes[name]
+
+    def get(self, name: str) -> Runtime | None:
+        return self._runtimes.get(name)
+
+    def traits(self) -> dict[str, RuntimeTraits]:
+        return {name: runtime.traits for name, runtime in self._runtimes.items()}

@@ -1,0 +1,64 @@
+"""Step 1, events in: an attempt says what it has produced, and it is kept and routed before the answer."""
+
+from __future__ import annotations
+
+from tracelake.contracts.dispatcher_api import (
+    EventIn,
+    EventOut,
+    EventsRequest,
+    EventsResponse,
+    TriggerRequest,
+    TriggerResponse,
+)
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
+from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
+from tracelake.domain.dag.model import SourceKind
+from tracelake.domain.errors import Conflict, NotFound
+from tracelake.domain.task import check_may_act
+from tracelake.store import jobs, tasks
+from tracelake.store.db import Transaction
+
+
+async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsResponse:
+    async def work(tx: Transaction) -> CountedEvents:
+        task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
+        if task is None:
+            raise NotFound("UnknownTask", f"there is no task {request.task_id}")
+        check_may_act(task.state, request.attempt, request.lease_token)
+        card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
+        producer = Producer(
+            card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+        )
+        produced = await resolve_events(tx, producer, card, request.events)
+        gates = await open_gates(tx, produced)
+        return await count_events(ctx, tx, produced, gates)
+
+    counted = await ctx.db.run(work)
+    return EventsResponse(
+        [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],
+        len(counted.created),
+    )
+
+
+async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerRequest) -> TriggerResponse:
+    """A manual source speaks: an event on its output 0, as if a task of it had said so."""
+
+    async def work(tx: Transaction) -> CountedEvents:
+        active = await jobs.active(tx, dag, job)
+        if active.source_kind is not SourceKind.MANUAL:
+            raise Conflict("NotManual", f"{dag}/{job} is not a manual source")
+        card = (await ctx.cards.get(tx, [active.job_id]))[active.job_id]
+        event = EventIn(
+            dataset_uuid=card.outputs[0].dataset_uuid,
+            cursor=request.cursor,
+            start=request.start,
+            end=request.end,
+        )
+        producer = Producer(card.org_id, active.job_id, active=True)
+        produced = await resolve_events(tx, producer, card, [event])
+        gates = await open_gates(tx, produced)
+        return await count_events(ctx, tx, produced, gates)
+
+    counted = await ctx.db.run(work)
+    return TriggerResponse(counted.kept[0].event_id, len(counted.created))

@@ -1,0 +1,197 @@
+"""Step 7, commit: what a completion materialized, checked and turned into events that count.
+
+Files are verified before the transaction, against the attempt's own staging place. Inside it the outputs
+must be the job's own, lie in the task's scope, and cover what they replace; and nothing that the task read or
+writes may have been invalidated since its claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from tracelake.contracts.dispatcher_api import CompleteRequest, OutputIn
+from tracelake.dispatcher.steps import render_payload
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.produced_events import (
+    Materialized,
+    ProducedEvent,
+    Producer,
+    resolve_events,
+    resolve_output,
+)
+from tracelake.domain.block_range import MAX_BLOCK, BlockRange
+from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.domain.errors import Invalid
+from tracelake.domain.events import PartitionScope
+from tracelake.domain.task import TaskKind
+from tracelake.objects.verify import verify_output
+from tracelake.store import datasets, invalidations, tasks
+from tracelake.store.datasets import StoredPartition, Version
+from tracelake.store.db import DeployLock, Transaction
+from tracelake.store.invalidations import UsedScope
+from tracelake.store.jobs import JobCard
+from tracelake.store.tasks import TaskRow
+
+
+async def verify_files(ctx: StepContext, request: CompleteRequest) -> None:
+    """Are the files there that the completion speaks of? Says nothing about the fence: that comes later."""
+    if request.status != "Completed" or not request.outputs or request.attempt is None:
+        return
+
+    async def work(tx: Transaction) -> tuple[TaskRow, JobCard] | None:
+        task = await tasks.read(tx, request.task_id)
+        if task is None or task.state.attempt != request.attempt:
+            return None
+        return task, (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
+
+    found = await ctx.db.run(work, lock=DeployLock.NONE)
+    if found is None:
+        return
+    task, card = found
+    for output in request.outputs:
+        target, scope = resolve_output(card, output)
+        if target.storage is Storage.PARQUET and isinstance(scope, PartitionScope) and task.epoch is not None:
+            staging = ctx.objects.staging_prefix(
+                target.dataset_uuid, target.dataset_version, task.task_id, request.attempt, task.epoch
+            )
+            await verify_output(
+                ctx.objects,
+                staging,
+                output.location or staging.uri,
+                output.manifest,
+                output.row_count,
+                scope.range.start,
+                scope.range.end,
+            )
+
+
+async def produced_by_completion(
+    tx: Transaction, task: TaskRow, card: JobCard, request: CompleteRequest
+) -> list[ProducedEvent]:
+    """The events that this completion makes count: its own, and one for each output that it didn't name."""
+    producer = Producer(
+        card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+    )
+    outputs = [_output_event(task, card, producer, output) for output in request.outputs]
+    _check_complete(task, card, request.outputs)
+    sent = await resolve_events(tx, producer, card, request.events)
+    committed = {(event.dataset_version, event.scope.bounds, event.scope.kind): event for event in outputs}
+    merged = [
+        committed.pop((event.dataset_version, event.scope.bounds, event.scope.kind), event) for event in sent
+    ]
+    return [*committed.values(), *merged]
+
+
+def _output_event(task: TaskRow, card: JobCard, producer: Producer, output: OutputIn) -> ProducedEvent:
+    target, scope = resolve_output(card, output)
+    stored = target.storage is not Storage.NONE and isinstance(scope, PartitionScope)
+    if stored and task.scope is not None and not task.scope.covers(BlockRange(*scope.bounds)):
+        raise Invalid(
+            "OutputOutsideScope",
+            f"output {output.output_index} is {scope.bounds}, the task's scope is {task.scope.partition_key}",
+        )
+    return ProducedEvent(
+        producer,
+        target.dataset_version,
+        target.storage,
+        scope,
+        materialized=Materialized(
+            output.location,
+            msgspec.to_builtins(output.manifest) if output.manifest is not None else None,
+            output.row_count,
+        ),
+    )
+
+
+def _check_complete(task: TaskRow, card: JobCard, outputs: Sequence[OutputIn]) -> None:
+    """A scope that is done has all its stored outputs; an empty one says so with a row count of 0."""
+    if card.execution_strategy is not ExecutionStrategy.PER_PARTITION or task.scope is None:
+        return
+    given = {output.output_index for output in outputs}
+    missing = [o.name for o in card.outputs if o.storage is not Storage.NONE and o.output_index not in given]
+    if missing:
+        raise Invalid("OutputMissing", f"the completion doesn't list its outputs {', '.join(missing)}")
+
+
+async def uncovered(
+    tx: Transaction, produced: Sequence[ProducedEvent], versions: dict[UUID, Version]
+) -> set[UUID]:
+    """Tasks whose partitions would cut through current ones instead of covering them."""
+    stored = [
+        StoredPartition(
+            versions[event.dataset_version], event.scope.range, event.producer.task_id, 0, 0, None, None, None
+        )
+        for event in produced
+        if isinstance(event.scope, PartitionScope)
+        and event.storage is not Storage.NONE
+        and event.materialized is not None
+        and event.producer.task_id is not None
+    ]
+    if not stored:
+        return set()
+    cut = await datasets.not_covered(tx, stored)
+    return {
+        partition.task_id
+        for partition in stored
+        for version, span in cut
+        if version == partition.version.dataset_version
+        and span.overlaps(partition.range)
+        and not partition.range.covers(span)
+    }
+
+
+async def with_changed_inputs(
+    tx: Transaction, completed: Sequence[TaskRow], versions: dict[UUID, Version]
+) -> set[UUID]:
+    """Tasks whose inputs (or own outputs) were taken back since their claim, or whose position was."""
+    used = [
+        scope
+        for task in completed
+        for scope in _used(task)
+        if versions[scope.dataset_version].revision > scope.revision
+    ]
+    changed = await invalidations.changed_meanwhile(tx, used)
+    updates = [task for task in completed if task.state.kind is TaskKind.CURSOR]
+    if updates:
+        positions = await datasets.positions(tx, {task.job_id for task in updates})
+        for task in updates:
+            for read in render_payload.from_json(task.inputs or []):
+                if not read.trigger:
+                    continue
+                position = positions[task.job_id, read.input_index]
+                undone = read.invalidation.revision if read.invalidation else None
+                if (position.cursor, position.inv_revision) != (read.after, undone):
+                    changed.add(task.task_id)
+    return changed
+
+
+def consumed(task: TaskRow) -> list[tuple[UUID, int, int]]:
+    """How far a completed PerUpdate task has read each of its triggering inputs."""
+    if task.state.kind is not TaskKind.CURSOR:
+        return []
+    return [
+        (task.job_id, read.input_index, read.upto)
+        for read in render_payload.from_json(task.inputs or [])
+        if read.trigger and isinstance(read.upto, int)
+    ]
+
+
+def used_versions(task: TaskRow) -> set[UUID]:
+    return {scope.dataset_version for scope in _used(task)}
+
+
+def _used(task: TaskRow) -> list[UsedScope]:
+    """What the attempt worked on. A PerUpdate task depends on everything up to where it read."""
+    used = []
+    reads = render_payload.from_json(task.inputs or [])
+    upto = max((read.upto for read in reads if isinstance(read.upto, int)), default=MAX_BLOCK)
+    for read in reads:
+        start, end = (task.scope.start, task.scope.end) if task.scope else (0, upto)
+        used.append(UsedScope(task.task_id, read.dataset_version, read.revision, start, end))
+    if task.scope is not None:
+        for version, revision in (task.output_revisions or {}).items():
+            used.append(UsedScope(task.task_id, UUID(version), revision, task.scope.start, task.scope.end))
+    return used

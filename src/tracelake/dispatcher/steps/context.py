@@ -1,0 +1,26 @@
+"""What every step is given: the state database and the few things that stand beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.domain.entropy import Entropy
+from tracelake.objects.base import ObjectStore
+from tracelake.store.db import Database
+from tracelake.store.jobs import JobCards
+from tracelake.tokens.signing import Signer
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    db: Database
+    entropy: Entropy
+    cards: JobCards
+    objects: ObjectStore
+    signer: Signer
+    runtimes: RuntimeRegistry
+    org_id: UUID
+    issuer: str = "tracelake"
+    audience: str = "tracelake-task"

@@ -1,0 +1,171 @@
+"""Deploy: a DAG file becomes the active version, in one transaction that nothing routes beside.
+
+The plan is made from specs alone (``domain.dag.plan``); this module carries it out, job by job, upstream
+first, and ``plan_dag`` shows the same objects without doing anything. A job that is deployed again just as it
+once was takes up its old generation with all its data: that is what makes a rollback immediate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from uuid import UUID
+
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.domain.dag.installation import Installation
+from tracelake.domain.dag.model import (
+    BufferedDataset,
+    DagSpec,
+    ExecutionStrategy,
+    JobSpec,
+    PublishedOutput,
+    SourceKind,
+)
+from tracelake.domain.dag.parse import parse_dag
+from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
+from tracelake.domain.dag.world import OutputRef, World
+from tracelake.store import dags, outbox, tasks
+from tracelake.store.dags import ActiveDag, DeployedOutput
+from tracelake.store.db import DeployLock, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """``created`` is false when this YAML was known already."""
+
+    dag_name: str
+    dag_version: int
+    created: bool
+    plan: DeployPlan
+    jobs: dict[str, list[DeployedOutput]]
+
+
+async def plan_dag(ctx: StepContext, yaml: str) -> DeployPlan:
+    """What a deploy of this file would change; changes nothing."""
+    return plan_deploy(*await _read(ctx, yaml))
+
+
+async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
+    spec, _ = await _read(ctx, yaml)
+    sha256 = hashlib.sha256(yaml.encode()).digest()
+
+    async def work(tx: Transaction) -> Deployed:
+        active = await dags.active(tx)
+        plan = plan_deploy(spec, {name: dag.spec for name, dag in active.items()})
+        known = await dags.version_of_yaml(tx, spec.name, sha256)
+        version = known or await dags.add_version(tx, ctx.org_id, spec, yaml, sha256, actor)
+        if not (spec.name in active and active[spec.name].version == version):
+            await dags.activate_version(tx, ctx.org_id, spec.name, version)
+            await _Executor(ctx, tx, spec, active).execute(plan)
+            subject = {"dag": spec.name, "version": version}
+            await dags.audit(tx, ctx.org_id, actor, "deploy", subject)
+        jobs: dict[str, list[DeployedOutput]] = {job.name: [] for job in spec.jobs}
+        for output in await dags.outputs_of_dag(tx, spec.name):
+            jobs[output.job].append(output)
+        return Deployed(spec.name, version, known is None, plan, jobs)
+
+    return await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
+
+
+async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec]]:
+    """Parse outside of the deploy lock; what others publish is checked again inside."""
+
+    async def work(tx: Transaction) -> dict[str, DagSpec]:
+        return {name: dag.spec for name, dag in (await dags.active(tx)).items()}
+
+    active = await ctx.db.run(work, lock=DeployLock.NONE)
+    published = {entry.name: name for name, spec in active.items() for entry in spec.publish}
+    installation = Installation(runtimes=ctx.runtimes.traits(), published_elsewhere=published)
+    return parse_dag(yaml, installation), active
+
+
+class _Executor:
+    """Carries a plan out. Each change is one of the plan's objects; nothing is decided here."""
+
+    def __init__(
+        self, ctx: StepContext, tx: Transaction, spec: DagSpec, active: dict[str, ActiveDag]
+    ) -> None:
+        self._ctx = ctx
+        self._tx = tx
+        self._spec = spec
+        self._world = World({**{name: dag.spec for name, dag in active.items()}, spec.name: spec})
+
+    async def execute(self, plan: DeployPlan) -> None:
+        leaving = [c for c in plan.jobs if c.kind in (ChangeKind.REPLACED, ChangeKind.REMOVED)]
+        await self._retire(leaving)
+        await self._buffered()
+        for change in plan.jobs:
+            match change.kind:
+                case ChangeKind.ADDED | ChangeKind.REPLACED:
+                    await self._install(change)
+                case ChangeKind.RETUNED:
+                    await self._tune(change)
+                case ChangeKind.UNCHANGED | ChangeKind.REMOVED:
+                    pass
+        await self._publish()
+
+    async def _retire(self, leaving: list[JobChange]) -> None:
+        """Queued tasks are canceled; running ones finish into their old version. A source would run for
+        ever, so it is told to stop."""
+        retired = [await dags.retire_job(self._tx, change.dag, change.job) for change in leaving]
+        job_ids = [job_id for job_id in retired if job_id is not None]
+        await dags.retire_versions(self._tx, job_ids)
+        live = await tasks.live_of_jobs(self._tx, job_ids)
+        stopped = [row["task_id"] for row in live if row["status"] == "Queued" or row["kind"] == "source"]
+        await tasks.cancel(self._tx, stopped, "replaced by a deploy")
+
+    async def _install(self, change: JobChange) -> None:
+        job = self._job(change)
+        found = await dags.find_generation(self._tx, change.dag, change.job, change.fingerprint)
+        if found is not None:
+            await dags.tune_job(self._tx, found, job)
+            await dags.revive_versions(self._tx, found)
+        job_id = found or await self._create(change, job)
+        if job.source_kind is SourceKind.ALWAYS_ON:
+            task_id = self._ctx.entropy.uuid()
+            created = await tasks.create_source_task(self._tx, task_id, job_id, {"kind": "deploy"})
+            await outbox.wake(self._tx, created)
+
+    async def _create(self, change: JobChange, job: JobSpec) -> UUID:
+        ctx, tx = self._ctx, self._tx
+        job_id = ctx.entropy.uuid()
+        await dags.add_job(tx, job_id, ctx.org_id, change.dag, job, change.fingerprint)
+        for output in job.outputs:
+            await dags.add_output(
+                tx, ctx.entropy.uuid(), ctx.entropy.uuid(), ctx.org_id, change.dag, job, job_id, output.index
+            )
+        for index, edge in enumerate(job.inputs):
+            producer = self._world.producer(change.dag, edge)
+            assert producer is not None
+            if isinstance(producer, OutputRef):
+                ref = await dags.version_of_output(tx, producer.dag, producer.job, producer.output)
+            else:
+                ref = await dags.version_of_name(tx, ctx.org_id, producer.dataset.name)
+            per_update = job.execution_strategy is ExecutionStrategy.PER_UPDATE
+            await dags.add_input(tx, job_id, index, ref, edge, per_update=per_update)
+        return job_id
+
+    async def _tune(self, change: JobChange) -> None:
+        """A job may have moved to another runtime: what is queued must be woken there."""
+        job_id = await dags.find_generation(self._tx, change.dag, change.job, change.fingerprint)
+        assert job_id is not None
+        await dags.tune_job(self._tx, job_id, self._job(change))
+        await outbox.wake(self._tx, await tasks.wake_queued_of_jobs(self._tx, [job_id]))
+
+    async def _buffered(self) -> None:
+        entries = [entry for entry in self._spec.publish if isinstance(entry, BufferedDataset)]
+        await dags.retire_buffered(self._tx, self._spec.name, [entry.name for entry in entries])
+        for entry in entries:
+            uuid, version = self._ctx.entropy.uuid(), self._ctx.entropy.uuid()
+            await dags.ensure_buffered(self._tx, self._ctx.org_id, self._spec.name, entry, uuid, version)
+
+    async def _publish(self) -> None:
+        await dags.unpublish(self._tx, self._spec.name)
+        for entry in self._spec.publish:
+            if isinstance(entry, PublishedOutput):
+                await dags.publish_output(self._tx, self._spec.name, entry)
+
+    def _job(self, change: JobChange) -> JobSpec:
+        job = self._world.job((change.dag, change.job))
+        assert job is not None
+        return job

@@ -1,0 +1,162 @@
+"""Events as a producer may send them: parsed, its own, and resolved to a dataset version.
+
+A task may speak of its own job's outputs only; of any version of them, though what isn't current is only
+kept. A published name means the version that the task itself writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from tracelake.contracts.dispatcher_api import EventIn, OutputIn
+from tracelake.domain.dag.model import Storage
+from tracelake.domain.errors import Forbidden, Invalid
+from tracelake.domain.events import (
+    CursorScope,
+    DatasetRef,
+    Event,
+    InvalidationScope,
+    PartitionScope,
+    Scope,
+    partition_range,
+)
+from tracelake.store import datasets
+from tracelake.store.db import Transaction
+from tracelake.store.jobs import JobCard, JobOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who speaks: an attempt of a task, or nobody in particular (a manual trigger)."""
+
+    org_id: UUID
+    job_id: UUID
+    active: bool
+    task_id: UUID | None = None
+    attempt: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Materialized:
+    """What stands behind a committed scope."""
+
+    location: str | None = None
+    manifest: Any = None
+    row_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedEvent:
+    """``own`` is false for an older generation of the producer's dataset: kept, and nothing else.
+    ``materialized`` is set when a completion commits the scope."""
+
+    producer: Producer
+    dataset_version: UUID
+    storage: Storage
+    scope: Scope
+    revision: int | None = None
+    own: bool = True
+    materialized: Materialized | None = None
+
+
+def parse_event(event: EventIn) -> Event:
+    """The shape of one event, or ``Invalid`` naming what is wrong with it."""
+    dataset = DatasetRef.of(event.dataset_uuid, event.dataset_version, event.dataset)
+    span = partition_range(event.partition_key, event.start, event.end)
+    if event.invalidate is not None:
+        if event.cursor is not None or span is not None:
+            raise Invalid("InvalidEvent", "an invalidation has no other scope than 'invalidate'")
+        if event.id is None:
+            raise Invalid("InvalidEvent", "an invalidation needs the producer's 'id'")
+        taken_back = partition_range(None, event.invalidate.start, event.invalidate.end)
+        assert taken_back is not None
+        return Event(dataset, InvalidationScope(taken_back, event.id, event.reason))
+    if event.id is not None or event.reason is not None:
+        raise Invalid("InvalidEvent", "'id' and 'reason' belong to an invalidation")
+    if (event.cursor is None) == (span is None):
+        raise Invalid("InvalidEvent", "an event has either a 'cursor' or a 'start' and 'end'")
+    if span is not None:
+        if event.finalized is not None:
+            raise Invalid("InvalidEvent", "'finalized' goes with a 'cursor'")
+        return Event(dataset, PartitionScope(span), event.revision)
+    assert event.cursor is not None
+    return Event(dataset, CursorScope(event.cursor, event.finalized), event.revision)
+
+
+async def resolve_events(
+    tx: Transaction, producer: Producer, card: JobCard, events: Sequence[EventIn]
+) -> list[ProducedEvent]:
+    parsed = [parse_event(event) for event in events]
+    names = {event.dataset.name for event in parsed if event.dataset.name is not None}
+    by_name = await datasets.by_name(tx, producer.org_id, names) if names else {}
+    own = {output.dataset_uuid: output for output in card.outputs}
+    foreign = {
+        event.dataset.dataset_version
+        for event in parsed
+        if event.dataset.dataset_version is not None
+        and event.dataset.dataset_version not in {output.dataset_version for output in card.outputs}
+    }
+    others = await datasets.versions_by_id(tx, foreign) if foreign else {}
+    return [_resolve(producer, card, event, by_name, own, others) for event in parsed]
+
+
+def _resolve(
+    producer: Producer,
+    card: JobCard,
+    event: Event,
+    by_name: dict[str, UUID],
+    own: dict[UUID, JobOutput],
+    others: dict[UUID, datasets.NamedVersion],
+) -> ProducedEvent:
+    ref = event.dataset
+    uuid = ref.dataset_uuid if ref.name is None else by_name.get(ref.name)
+    output = own.get(uuid) if uuid is not None else None
+    if output is None:
+        raise Forbidden(
+            "NotYourDataset",
+            f"{ref.name or ref.dataset_uuid} is not an output of {card.dag_name}/{card.name}",
+        )
+    if ref.dataset_version in (None, output.dataset_version):
+        _check_scope(output.storage, event.scope)
+        return ProducedEvent(producer, output.dataset_version, output.storage, event.scope, event.revision)
+    assert ref.dataset_version is not None
+    other = others.get(ref.dataset_version)
+    if other is None or other.version.dataset_uuid != uuid:
+        raise Invalid("UnknownVersion", f"dataset {uuid} never had a version {ref.dataset_version}")
+    return ProducedEvent(
+        producer, ref.dataset_version, other.version.storage, event.scope, event.revision, own=False
+    )
+
+
+def _check_scope(storage: Storage, scope: Scope) -> None:
+    if storage is Storage.PARQUET and isinstance(scope, CursorScope):
+        raise Invalid("InvalidScope", "a Parquet output is committed by block range, not by cursor")
+
+
+def resolve_output(card: JobCard, output: OutputIn) -> tuple[JobOutput, CursorScope | PartitionScope]:
+    """Which output of the job this is, and the scope that the completion commits."""
+    known = {entry.output_index: entry for entry in card.outputs}
+    target = known.get(output.output_index)
+    if target is None:
+        raise Invalid("UnknownOutput", f"{card.dag_name}/{card.name} has no output {output.output_index}")
+    if output.dataset_uuid not in (None, target.dataset_uuid):
+        raise Forbidden(
+            "NotYourDataset", f"output {output.output_index} is not dataset {output.dataset_uuid}"
+        )
+    if output.dataset_version not in (None, target.dataset_version):
+        raise Invalid(
+            "UnknownVersion", f"output {output.output_index} is not version {output.dataset_version}"
+        )
+    span = partition_range(output.partition_key, output.start, output.end)
+    if (output.cursor is None) == (span is None):
+        raise Invalid(
+            "InvalidScope", f"output {output.output_index} needs either a 'cursor' or a 'start' and 'end'"
+        )
+    scope: CursorScope | PartitionScope
+    scope = PartitionScope(span) if span is not None else CursorScope(output.cursor or 0)
+    _check_scope(target.storage, scope)
+    return target, scope

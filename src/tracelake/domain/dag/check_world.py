@@ -1,0 +1,101 @@
+"""What is wrong with a DAG only in the company of the other active ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tracelake.domain.dag.cycles import find_cycles
+from tracelake.domain.dag.model import DagSpec, DatasetName, ExecutionStrategy, InputSpec, JobOutput, Storage
+from tracelake.domain.dag.problems import Path, format_path
+from tracelake.domain.dag.world import BufferedRef, JobKey, World
+from tracelake.domain.errors import DagProblem, InvalidDag
+
+
+def check_world(new: DagSpec, before: World, after: World, locate: Callable[[Path], int]) -> None:
+    found = [*_taken(new, before), *_unfed(new, after), *_cycles(new, after), *_scopeless(new, after)]
+    if found:
+        raise InvalidDag([DagProblem(locate(path), format_path(path), text) for path, text in found])
+
+
+def _taken(new: DagSpec, before: World) -> Iterator[tuple[Path, str]]:
+    for entry in new.publish:
+        owner = before.publisher(entry.name)
+        if owner not in (None, new.name):
+            yield ("publish", entry.name), f"{entry.name} is already published by DAG {owner}"
+
+
+def _unfed(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
+    """Inputs without a producer: in the new DAG a mistake, in another one something it is about to lose."""
+    for (dag, name), job in after.jobs():
+        for index, edge in enumerate(job.inputs):
+            if after.producer(dag, edge) is not None:
+                continue
+            if dag == new.name:
+                yield (*_input_path(new, name, index), "from"), f"{_what(edge)} does not exist"
+            elif isinstance(edge.source, DatasetName):
+                message = f"{edge.source.dataset} can't be unpublished: job {name} of DAG {dag} reads it"
+                yield ("publish", edge.source.dataset), message
+
+
+def _cycles(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
+    parents = after.parents()
+    own_first = sorted(parents, key=lambda key: key[0] != new.name)
+    for cycle in find_cycles({key: parents[key] for key in own_first}):
+        flow = " -> ".join(f"{dag}/{job}" for dag, job in [cycle[0], *reversed(cycle)])
+        path = _edge_path(new, after, cycle[0], cycle[1 % len(cycle)])
+        yield path, f"cycle: {flow}"
+
+
+def _scopeless(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
+    """PerPartition jobs that would be triggered by cursors alone."""
+    for (dag, name), job in after.jobs():
+        if job.execution_strategy is not ExecutionStrategy.PER_PARTITION:
+            continue
+        triggers = [edge for edge in job.inputs if edge.trigger]
+        if not triggers or not all(_storage(after, dag, edge) is Storage.POSTGRES for edge in triggers):
+            continue
+        if dag == new.name:
+            path: Path = ("jobs", _index(new, name), "execution_strategy")
+            yield path, "every triggering input is in postgres and moves by cursor; use PerUpdate"
+        elif any(_is_published_by(new, edge) for edge in triggers):
+            datasets = [edge.source.dataset for edge in triggers if isinstance(edge.source, DatasetName)]
+            lost = next(dataset for dataset in datasets if new.published(dataset) is not None)
+            yield ("publish", lost), f"job {name} of DAG {dag} runs PerPartition on it and needs partitions"
+
+
+def _storage(world: World, dag: str, edge: InputSpec) -> Storage | None:
+    source = world.producer(dag, edge)
+    if source is None:
+        return None
+    return Storage.POSTGRES if isinstance(source, BufferedRef) else world.output(source).storage
+
+
+def _is_published_by(spec: DagSpec, edge: InputSpec) -> bool:
+    return isinstance(edge.source, DatasetName) and spec.published(edge.source.dataset) is not None
+
+
+def _what(edge: InputSpec) -> str:
+    match edge.source:
+        case DatasetName(dataset):
+            return f"dataset {dataset}"
+        case JobOutput(job, output):
+            return f"output {output} of job {job}"
+
+
+def _index(spec: DagSpec, job: str) -> int:
+    return next(index for index, known in enumerate(spec.jobs) if known.name == job)
+
+
+def _input_path(spec: DagSpec, job: str, index: int) -> Path:
+    return ("jobs", _index(spec, job), "inputs", index)
+
+
+def _edge_path(new: DagSpec, world: World, child: JobKey, parent: JobKey) -> Path:
+    job = new.job(child[1])
+    if child[0] != new.name or job is None:
+        return ()
+    for index, edge in enumerate(job.inputs):
+        source = world.producer(new.name, edge)
+        if source is not None and not isinstance(source, BufferedRef) and source.key == parent:
+            return (*_input_path(new, child[1], index), "from")
+    return ("jobs", _index(new, child[1]))

@@ -1,0 +1,164 @@
+"""What a DAG file says, once it is known to be right.
+
+A ``DagSpec`` is complete: defaults are applied, names and storages of outputs are filled in, so nobody
+downstream asks the operator catalog or the YAML again. Every type is frozen and survives
+``msgspec.json`` in both directions, because the store keeps the spec of each version and decodes it
+when it plans the next one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tracelake.domain.where import Where
+
+
+class Activation(StrEnum):
+    SOURCE = "source"
+    REACTIVE = "reactive"
+
+
+class SourceKind(StrEnum):
+    ALWAYS_ON = "always_on"
+    CRON = "cron"
+    WEBHOOK = "webhook"
+    MANUAL = "manual"
+
+
+class ExecutionStrategy(StrEnum):
+    PER_UPDATE = "PerUpdate"
+    PER_PARTITION = "PerPartition"
+
+
+class UpdateStrategy(StrEnum):
+    APPEND = "append"
+    REPLACE = "replace"
+
+
+class Storage(StrEnum):
+    """Where an output's rows are; ``none`` means that the event is all there is."""
+
+    PARQUET = "parquet"
+    POSTGRES = "postgres"
+    NONE = "none"
+
+
+class Priority(StrEnum):
+    NORMAL = "normal"
+    BULK = "bulk"
+
+
+class BackpressureMode(StrEnum):
+    PAUSE = "pause"
+
+
+class ColumnType(StrEnum):
+    TEXT = "text"
+    BIGINT = "bigint"
+    INTEGER = "integer"
+    NUMERIC = "numeric"
+    BOOLEAN = "boolean"
+    TIMESTAMPTZ = "timestamptz"
+    JSONB = "jsonb"
+    BYTEA = "bytea"
+    DOUBLE = "double"
+    UUID = "uuid"
+
+
+class JobOutput(msgspec.Struct, frozen=True, tag="job"):
+    """An output of a job of the same DAG."""
+
+    job: str
+    output: int
+
+
+class DatasetName(msgspec.Struct, frozen=True, tag="dataset"):
+    """A published dataset of any DAG, this one included."""
+
+    dataset: str
+
+
+class InputSpec(msgspec.Struct, frozen=True):
+    source: JobOutput | DatasetName
+    trigger: bool = True
+    where: Where | None = None
+
+
+class OutputSpec(msgspec.Struct, frozen=True):
+    index: int
+    name: str
+    storage: Storage
+
+
+class UdfSpec(msgspec.Struct, frozen=True):
+    bundle: str
+    entrypoint: str
+
+
+class JobSettings(msgspec.Struct, frozen=True):
+    """How a job is run. None of it changes what the job produces, so a change keeps its dataset versions."""
+
+    max_attempts: int = 3
+    timeout_seconds: int = 600
+    heartbeat_timeout_seconds: int = 120
+    priority: Priority = Priority.NORMAL
+    max_concurrency: int | None = None
+    max_queue_depth: int | None = None
+    max_queue_age_seconds: int | None = None
+    backpressure: BackpressureMode = BackpressureMode.PAUSE
+    retry_base_seconds: int = 30
+    retry_max_seconds: int = 600
+    idle_timeout_seconds: int | None = None
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    activation: Activation
+    runtime: str
+    operator: str
+    source_kind: SourceKind | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    outputs: tuple[OutputSpec, ...] = ()
+    execution_strategy: ExecutionStrategy | None = None
+    update_strategy: UpdateStrategy = UpdateStrategy.REPLACE
+    unique_key: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    secrets: tuple[str, ...] = ()
+    udf: UdfSpec | None = None
+    settings: JobSettings = JobSettings()
+
+
+class PublishedOutput(msgspec.Struct, frozen=True, tag="output"):
+    """A job's output under a name that every DAG can read."""
+
+    name: str
+    job: str
+    output: int
+
+
+class Column(msgspec.Struct, frozen=True):
+    name: str
+    type: ColumnType
+
+
+class BufferedDataset(msgspec.Struct, frozen=True, tag="buffered"):
+    """A Postgres dataset that jobs publish records to and the platform's sink writes."""
+
+    name: str
+    columns: tuple[Column, ...]
+    unique: tuple[str, ...]
+
+
+class DagSpec(msgspec.Struct, frozen=True):
+    name: str
+    jobs: tuple[JobSpec, ...]
+    publish: tuple[PublishedOutput | BufferedDataset, ...] = ()
+
+    def job(self, name: str) -> JobSpec | None:
+        return next((job for job in self.jobs if job.name == name), None)
+
+    def published(self, name: str) -> PublishedOutput | BufferedDataset | None:
+        return next((entry for entry in self.publish if entry.name == name), None)

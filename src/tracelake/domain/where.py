@@ -1,0 +1,200 @@
+"""``where`` on an input edge: a predicate over one row that can do nothing but compare.
+
+The tree is made of the structs below and nothing else, so a predicate can be handed to any engine. It is
+kept in a normal form: NOT is pushed into the leaves (exact under three-valued logic), AND and OR are
+flattened, sorted and free of repeats, a column stands on the left. Predicates that differ only in
+spelling therefore have one tree, one text and one fingerprint. ``where_parse`` makes them from a DAG file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeAlias, assert_never
+
+import msgspec
+from sqlglot.dialects.postgres import Postgres
+
+from tracelake.domain.sql_compare import compare
+
+Scalar: TypeAlias = bool | int | float | str
+
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+_KEYWORDS = frozenset(word.lower() for word in Postgres.Tokenizer.KEYWORDS) | {"not", "and", "or", "in", "is"}
+
+
+class Op(StrEnum):
+    EQ = "="
+    NE = "<>"
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+    @property
+    def negated(self) -> Op:
+        return _NEGATED[self]
+
+    @property
+    def flipped(self) -> Op:
+        """The operator that says the same with its operands swapped."""
+        return _FLIPPED.get(self, self)
+
+
+_NEGATED = {Op.EQ: Op.NE, Op.NE: Op.EQ, Op.LT: Op.GE, Op.GE: Op.LT, Op.GT: Op.LE, Op.LE: Op.GT}
+_FLIPPED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE}
+
+
+class Compare(msgspec.Struct, frozen=True, tag="compare"):
+    column: str
+    op: Op
+    value: Scalar
+
+
+class CompareColumns(msgspec.Struct, frozen=True, tag="compare_columns"):
+    column: str
+    op: Op
+    other: str
+
+
+class InList(msgspec.Struct, frozen=True, tag="in"):
+    column: str
+    values: tuple[Scalar, ...]
+    negated: bool = False
+
+
+class IsNull(msgspec.Struct, frozen=True, tag="is_null"):
+    column: str
+    negated: bool = False
+
+
+class And(msgspec.Struct, frozen=True, tag="and"):
+    terms: tuple[Predicate, ...]
+
+
+class Or(msgspec.Struct, frozen=True, tag="or"):
+    terms: tuple[Predicate, ...]
+
+
+Predicate: TypeAlias = Compare | CompareColumns | InList | IsNull | And | Or
+
+
+class Where(msgspec.Struct, frozen=True):
+    """A predicate and its canonical text, which parses back to the same tree."""
+
+    text: str
+    tree: Predicate
+
+    @classmethod
+    def of(cls, tree: Predicate) -> Where:
+        return cls(render(tree), tree)
+
+    def matches(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is kept. As in SQL, unknown is not true; a column that the row lacks is NULL."""
+        return _truth(self.tree, row) is True
+
+    def to_sql(self) -> str:
+        """The predicate for a Postgres statement: identifiers always quoted, literals escaped."""
+        return render(self.tree, quote_all=True)
+
+
+def all_of(terms: Iterable[Predicate]) -> Predicate:
+    return _combine(terms, And)
+
+
+def any_of(terms: Iterable[Predicate]) -> Predicate:
+    return _combine(terms, Or)
+
+
+def in_list(column: str, values: Iterable[Scalar], *, negated: bool = False) -> Predicate:
+    unique = {(type(value).__name__, value): value for value in values}
+    ordered = tuple(unique[key] for key in sorted(unique, key=lambda key: (key[0], key[1])))
+    if len(ordered) == 1:
+        return Compare(column, Op.NE if negated else Op.EQ, ordered[0])
+    return InList(column, ordered, negated)
+
+
+def compare_columns(column: str, op: Op, other: str) -> CompareColumns:
+    return CompareColumns(column, op, other) if column <= other else CompareColumns(other, op.flipped, column)
+
+
+def _combine(terms: Iterable[Predicate], kind: type[And] | type[Or]) -> Predicate:
+    flat: dict[str, Predicate] = {}
+    for term in terms:
+        for part in term.terms if isinstance(term, And | Or) and isinstance(term, kind) else (term,):
+            flat[render(part, quote_all=True)] = part
+    if len(flat) == 1:
+        return next(iter(flat.values()))
+    return kind(tuple(flat[text] for text in sorted(flat)))
+
+
+def render(tree: Predicate, *, quote_all: bool = False) -> str:
+    match tree:
+        case Compare(column, op, value):
+            return f"{_name(column, quote_all)} {op.value} {_literal(value)}"
+        case CompareColumns(column, op, other):
+            return f"{_name(column, quote_all)} {op.value} {_name(other, quote_all)}"
+        case InList(column, values, negated):
+            listed = ", ".join(map(_literal, values))
+            return f"{_name(column, quote_all)} {'NOT IN' if negated else 'IN'} ({listed})"
+        case IsNull(column, negated):
+            return f"{_name(column, quote_all)} IS {'NOT NULL' if negated else 'NULL'}"
+        case And(terms):
+            return " AND ".join(_grouped(term, quote_all) for term in terms)
+        case Or(terms):
+            return " OR ".join(_grouped(term, quote_all) for term in terms)
+        case _:
+            assert_never(tree)
+
+
+def _grouped(term: Predicate, quote_all: bool) -> str:
+    text = render(term, quote_all=quote_all)
+    return f"({text})" if isinstance(term, And | Or) else text
+
+
+def _name(column: str, quote_all: bool) -> str:
+    if not quote_all and _PLAIN_NAME.match(column) and column not in _KEYWORDS:
+        return column
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _literal(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return repr(value)
+
+
+def _truth(tree: Predicate, row: Mapping[str, Any]) -> bool | None:
+    match tree:
+        case Compare(column, op, value):
+            return compare(row.get(column), op.value, value)
+        case CompareColumns(column, op, other):
+            return compare(row.get(column), op.value, row.get(other))
+        case InList(column, values, negated):
+            found = _either(compare(row.get(column), "=", value) for value in values)
+            return found if found is None or not negated else not found
+        case IsNull(column, negated):
+            return (row.get(column) is None) is not negated
+        case And(terms):
+            verdict = _either(_inverted(_truth(term, row)) for term in terms)
+            return _inverted(verdict)
+        case Or(terms):
+            return _either(_truth(term, row) for term in terms)
+        case _:
+            assert_never(tree)
+
+
+def _either(verdicts: Iterable[bool | None]) -> bool | None:
+    unknown = False
+    for verdict in verdicts:
+        if verdict:
+            return True
+        unknown = unknown or verdict is None
+    return None if unknown else False
+
+
+def _inverted(verdict: bool | None) -> bool | None:
+    return None if verdict is None else not verdict

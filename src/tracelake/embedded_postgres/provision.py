@@ -1,0 +1,42 @@
+"""Roles and databases that are made when missing and left alone when there.
+
+Postgres lets every role into every database by default; here a role gets into those that it owns or was
+granted, and into no other.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+from psycopg import errors, sql
+
+from tracelake import sqlfiles
+
+_QUERIES = sqlfiles.load("tracelake.embedded_postgres", "provision.sql")
+
+
+def ensure_role(admin_dsn: str, role: str, password: str) -> None:
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        connection.execute(_compose(_QUERIES.close_maintenance_database))
+        # Hashed on this side: the statement, and so the server's log, never has the password.
+        verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
+        parts = {"role": sql.Identifier(role), "verifier": sql.Literal(verifier.decode())}
+        known = connection.execute(_compose(_QUERIES.find_role), {"role": role}).fetchone()
+        query = _QUERIES.set_password if known else _QUERIES.create_role
+        connection.execute(_compose(query, **parts))
+
+
+def ensure_database(admin_dsn: str, database: str, owner: str) -> None:
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        names = {"database": sql.Identifier(database), "owner": sql.Identifier(owner)}
+        known = connection.execute(_compose(_QUERIES.find_database), {"database": database}).fetchone()
+        if not known:
+            with suppress(errors.DuplicateDatabase, errors.UniqueViolation):
+                connection.execute(_compose(_QUERIES.create_database, **names))
+        # Each time: the one who created it may have died before closing it.
+        connection.execute(_compose(_QUERIES.close_database, **names))
+
+
+def _compose(query: str, **parts: sql.Composable) -> sql.Composed:
+    return sql.SQL(query).format(**parts)

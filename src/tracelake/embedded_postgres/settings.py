@@ -1,0 +1,72 @@
+"""The server's configuration files, written anew at every start.
+
+They're the only place for settings (``ALTER SYSTEM`` is off), so what a cluster runs with is what this
+module says: durable, on loopback alone, no access without a SCRAM password, and no unix socket, whose
+path would have to fit into 107 bytes wherever the folder lies. Sized for a laptop with two cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LOOPBACK = "127.0.0.1"
+
+HBA = f"""\
+# Written by Tracelake at every start.
+host all all {LOOPBACK}/32 scram-sha-256
+"""
+
+_FIXED = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",
+    "password_encryption": "scram-sha-256",
+    "allow_alter_system": "off",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "log_destination": "stderr",
+    "logging_collector": "off",
+}
+
+_DEFAULTS = {
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "min_wal_size": "128MB",
+    "max_wal_size": "1GB",
+    "checkpoint_timeout": "10min",
+    "random_page_cost": "1.1",
+    "io_method": "sync",
+    "jit": "off",
+    "deadlock_timeout": "200ms",
+    "autovacuum_naptime": "10s",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] %q%u@%d ",
+    "log_checkpoints": "off",
+}
+
+# A throwaway cluster may lose everything in a power cut. Commits still wait for the (unsynced) write, so
+# that what a test sees after a crash of the server alone is what production would show.
+_THROWAWAY = {"fsync": "off", "full_page_writes": "off"}
+
+
+def overrides(extra: Mapping[str, str]) -> dict[str, str]:
+    """``extra``, unless it would undo a promise."""
+    refused = sorted(set(extra) & {*_FIXED, "port", "hba_file", "data_directory", "cluster_name"})
+    if refused:
+        raise ValueError(f"a cluster's {', '.join(refused)} can't be overridden")
+    return dict(extra)
+
+
+def configuration(*, name: str, port: int, throwaway: bool, extra: Mapping[str, str]) -> str:
+    chosen = {**_DEFAULTS, **extra, **_FIXED, "cluster_name": name, "port": str(port)}
+    if throwaway:
+        chosen |= _THROWAWAY
+    lines = [f"{key} = {_quoted(value)}" for key, value in sorted(chosen.items())]
+    return "\n".join(["# Written by Tracelake at every start.", *lines, ""])
+
+
+def _quoted(value: str) -> str:
+    if "\n" in value:
+        raise ValueError("a setting's value is one line")
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

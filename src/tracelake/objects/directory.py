@@ -1,0 +1,181 @@
+"""The object store as a directory, for one machine or a shared mount.
+
+Object stores know no links, so below the root a symbolic link is refused wherever it leads: a link from
+one attempt's staging into another's, or out of the root, would make a checked name mean another file.
+The root itself may be reached through one; it's resolved once, and URIs name the resolved place.
+Calls run in threads, since a disk can block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+from uuid import UUID
+
+from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
+from tracelake.objects import layout
+from tracelake.objects.base import ObjectStat
+from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+_TEMPORARY = ".tmp-"
+
+
+class DirectoryStore:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._root = ObjectPrefix.parse(f"file://{os.path.realpath(folder)}")
+
+    @property
+    def root(self) -> ObjectPrefix:
+        return self._root
+
+    def locate(self, text: str) -> ObjectLocation | ObjectPrefix:
+        """Accepts ``file:///a/b`` and plain ``/a/b``."""
+        uri = f"file://{text}" if text.startswith("/") else text
+        return ObjectPrefix.parse(uri) if uri.endswith("/") else ObjectLocation.parse(uri)
+
+    def staging_prefix(
+        self, dataset_uuid: UUID, dataset_version: UUID, task_id: UUID, attempt: int, epoch: int
+    ) -> ObjectPrefix:
+        return layout.staging_prefix(self._root, dataset_uuid, dataset_version, task_id, attempt, epoch)
+
+    async def stat(self, location: ObjectLocation) -> ObjectStat | None:
+        return await _in_thread(self._stat, location)
+
+    async def list(self, prefix: ObjectPrefix, limit: int | None = None) -> tuple[ObjectStat, ...]:
+        return await _in_thread(self._list, prefix, limit)
+
+    async def read(self, location: ObjectLocation, max_bytes: int) -> bytes:
+        return await _in_thread(self._read, location, max_bytes)
+
+    async def put(self, location: ObjectLocation, content: bytes) -> None:
+        await _in_thread(self._put, location, content)
+
+    async def delete_prefix(self, prefix: ObjectPrefix) -> int:
+        if not layout.is_staging(self._root, prefix):
+            raise Forbidden("NotStaging", f"not the staging prefix of one attempt: {prefix}")
+        return await _in_thread(self._delete, prefix)
+
+    def _stat(self, location: ObjectLocation) -> ObjectStat | None:
+        path = self._path(location)
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+        return ObjectStat(location, found.st_size) if stat.S_ISREG(found.st_mode) else None
+
+    def _list(self, prefix: ObjectPrefix, limit: int | None) -> tuple[ObjectStat, ...]:
+        found: list[ObjectStat] = []
+        for entry in _walk(self._path(prefix)):
+            if limit is not None and len(found) >= limit:
+                break
+            location = ObjectLocation.parse(f"file://{entry.path}")
+            try:
+                found.append(ObjectStat(location, entry.stat(follow_symlinks=False).st_size))
+            except FileNotFoundError:
+                continue
+        return tuple(found)
+
+    def _read(self, location: ObjectLocation, max_bytes: int) -> bytes:
+        path = self._path(location)
+        try:
+            with open(path, "rb", opener=_open_unfollowed) as file:
+                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                content = file.read(max_bytes + 1) if regular else b""
+        except OSError as error:
+            if error.errno not in (*_ABSENT, errno.EISDIR):
+                raise
+            regular = False
+        if not regular:
+            raise NotFound("ObjectNotFound", f"no such object: {location}")
+        if len(content) > max_bytes:
+            raise TooLarge("ObjectTooLarge", f"more than {max_bytes} bytes: {location}")
+        return content
+
+    def _put(self, location: ObjectLocation, content: bytes) -> None:
+        path = self._path(location)
+        if location.name.startswith(_TEMPORARY):
+            raise Invalid("PrefixInvalid", f"a name reserved for unfinished writes: {location}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+    def _delete(self, prefix: ObjectPrefix) -> int:
+        path = self._path(prefix)
+        count = sum(len(files) for _, _, files in os.walk(path))
+        if path.exists():
+            shutil.rmtree(path)
+        return count
+
+    def _path(self, place: ObjectLocation | ObjectPrefix) -> Path:
+        if not self._root.contains(place):
+            raise Forbidden("LocationOutsideRoot", f"outside of the object store: {place}")
+        path = "/" + place.path.removesuffix("/")
+        if os.path.realpath(path) != path:
+            raise Forbidden("LocationOutsideRoot", f"reached through a symbolic link: {place}")
+        return Path(path)
+
+
+def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Files below a folder in the order of their full names, which is how object stores list."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=_full_name_order)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return
+        raise
+    for entry in ordered:
+        if entry.is_symlink():
+            raise Forbidden("LocationOutsideRoot", f"a symbolic link among the objects: {entry.path}")
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
+            yield entry
+
+
+def _open_unfollowed(path: str, flags: int) -> int:
+    """Neither through a link that appeared since the check, nor waiting for a pipe's other end."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _full_name_order(entry: os.DirEntry[str]) -> str:
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return await asyncio.to_thread(call, *args, **kwargs)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise Unavailable("ObjectStoreUnavailable", f"the object store can't answer: {why}") from error

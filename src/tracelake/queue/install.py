@@ -1,0 +1,73 @@
+"""Sets up the queue in a database of its own, and the one role that may use it.
+
+The role can log in to this database and read and write the queue's rows, and that is all: it owns
+nothing, creates nothing, not even temporary tables, and is a member of nothing. What Postgres gives to
+everybody (PUBLIC) is taken back in this database. The other databases of the cluster are not this
+module's to close unasked: ``install`` answers which of them the role could still enter, and
+``close_to_public`` closes them.
+
+Installing again is safe: it migrates, renews the grants and sets the password given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+from tracelake import sqlfiles
+from tracelake.domain.errors import Conflict
+from tracelake.queue import scram
+from tracelake.queue.migrate import migrate
+
+_SQL = sqlfiles.load("tracelake.queue", "sql/install.sql")
+_MIGRATE = sqlfiles.load("tracelake.queue", "sql/migrate.sql")
+
+
+async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...]:
+    """Prepare the database of ``admin_dsn`` and the role; answers the other databases open to the role."""
+    verifier = scram.verifier(password)
+    async with _connected(admin_dsn) as connection:
+        await migrate(connection)
+        async with connection.transaction():
+            await connection.execute(_MIGRATE.lock)
+            await _put_role(connection, role, verifier)
+            await connection.execute(await connection.fetchval(_SQL.close_database))
+            await connection.execute(_SQL.strip_public)
+            await connection.execute(await connection.fetchval(_SQL.grants, role))
+        return tuple(row["datname"] for row in await connection.fetch(_SQL.other_databases, role))
+
+
+async def close_to_public(admin_dsn: str, databases: Sequence[str]) -> None:
+    """Let only owners, superusers and roles with a grant of their own connect to these databases."""
+    async with _connected(admin_dsn) as connection, connection.transaction():
+        for database in databases:
+            await connection.execute(await connection.fetchval(_SQL.close_to_public, database))
+
+
+async def _put_role(connection: asyncpg.Connection[Any], role: str, verifier: str) -> None:
+    """A role that can or owns anything already is somebody's: it is left alone and the install refused."""
+    existing = await connection.fetchrow(_SQL.role, role)
+    if existing is None:
+        statement = _SQL.create_role
+    elif existing["privileged"] or existing["member"] or existing["owner"]:
+        raise Conflict(
+            "RoleInUse",
+            f"the role {role!r} has rights, memberships or property already: the queue needs one without",
+        )
+    else:
+        statement = _SQL.change_role
+    await connection.execute(await connection.fetchval(statement, role, verifier))
+
+
+@asynccontextmanager
+async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(
+        dsn, timeout=10, server_settings={"application_name": "tracelake-install"}
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()

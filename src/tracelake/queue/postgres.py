@@ -1,0 +1,326 @@
+"""The ``pg`` driver: queues as rows of one table, in a database of their own.
+
+Each call is one statement and one round trip. Receivers take rows by SKIP LOCKED through an index whose
+visible end holds only what is due, wait without a connection, and are woken by ``wakeups``. Sessions
+commit asynchronously; a call with ``durable=True`` raises that for its own transaction. A durable call
+also makes durable whatever was committed before it, as the log is written in order.
+
+Receipts are random, not counted: a crash may undo a delivery that was committed asynchronously, and the
+next delivery must not be given the same receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from tracelake import sqlfiles
+from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.queue.base import (
+    Body,
+    DeadLetter,
+    Message,
+    Queue,
+    QueueDepth,
+    check_queue_name,
+    check_receive,
+    check_seconds,
+    encode_body,
+)
+from tracelake.queue.floors import FRONT, Floors
+from tracelake.queue.migrate import check_schema
+from tracelake.queue.wakeups import Connection, Wakeups
+
+_SQL = sqlfiles.load("tracelake.queue", "sql/messages.sql")
+
+# The plan must not depend on when the table was last analyzed: a queue is empty one moment and full the next.
+SESSION = {
+    "application_name": "tracelake-queue",
+    "synchronous_commit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+}
+_COMMAND_TIMEOUT = 30.0
+_CONNECT_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 5.0
+_SHORTEST_WAIT = 0.001
+_OUTAGE_PAUSE = (0.05, 1.0)
+
+_OUTAGE = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InterfaceError,
+)
+
+
+class PostgresQueue(Queue):
+    """See ``tracelake.queue.base`` for what it promises; made by ``open``."""
+
+    def __init__(
+        self, pool: asyncpg.Pool[Any], wakeups: Wakeups, *, max_receives: int, fallback_poll_seconds: float
+    ) -> None:
+        self._pool = pool
+        self._wakeups = wakeups
+        self._max_receives = max_receives
+        self._fallback_poll_seconds = fallback_poll_seconds
+        self._closed = False
+        self._floors = Floors(asyncio.get_running_loop().time)
+
+    @classmethod
+    async def open(
+        cls,
+        dsn: str,
+        *,
+        max_receives: int = 10,
+        pool_size: int = 4,
+        fallback_poll_seconds: float = 1.0,
+        coalesce_seconds: float = 0.003,
+    ) -> PostgresQueue:
+        """Connect, check the schema's version, start listening. ``Unavailable`` if there is no server."""
+
+        async def connect() -> Connection:
+            return await asyncpg.connect(
+                dsn, server_settings=SESSION, timeout=_CONNECT_TIMEOUT, command_timeout=_COMMAND_TIMEOUT
+            )
+
+        pool: asyncpg.Pool[Any] = asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=pool_size,
+            max_queries=2**31,
+            server_settings=SESSION,
+            timeout=_CONNECT_TIMEOUT,
+            command_timeout=_COMMAND_TIMEOUT,
+            reset=_nothing_to_reset,
+        )
+        async with _outage_as_unavailable():
+            await pool
+            try:
+                await check_schema(pool)
+            except BaseException:
+                pool.terminate()
+                raise
+        wakeups = Wakeups(connect, coalesce_seconds)
+        wakeups.start()
+        return cls(pool, wakeups, max_receives=max_receives, fallback_poll_seconds=fallback_poll_seconds)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._wakeups.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def listening(self) -> None:
+        """Returns once publishes of other processes wake receivers here at once."""
+        await self._wakeups.listening()
+
+    async def publish(
+        self, queue: str, bodies: Sequence[Body], *, delay: float = 0.0, durable: bool = False
+    ) -> list[str]:
+        check_queue_name(queue)
+        check_seconds("delay", delay)
+        texts = [encode_body(body) for body in bodies]
+        if not texts:
+            return []
+        rows = await self._fetch(_SQL.publish, queue, texts, delay, _commit(durable))
+        self._wakeups.announce(queue)
+        return [str(row["id"]) for row in rows]
+
+    async def receive(
+        self,
+        queue: str,
+        *,
+        max_messages: int = 10,
+        wait_seconds: float = 0.0,
+        visibility_seconds: float = 30.0,
+    ) -> list[Message]:
+        check_queue_name(queue)
+        check_receive(max_messages, wait_seconds, visibility_seconds)
+        now = asyncio.get_running_loop().time
+        deadline = now() + wait_seconds
+        pause, longest_pause = _OUTAGE_PAUSE
+        with self._wakeups.waiter(queue) as waiter:
+            while True:
+                waiter.signal.clear()
+                try:
+                    messages, due_in = await self._take(queue, max_messages, visibility_seconds)
+                except Unavailable:
+                    if self._closed or now() + pause > deadline:
+                        raise
+                    await asyncio.sleep(pause)
+                    pause = min(longest_pause, pause * 2)
+                    continue
+                if messages:
+                    if len(messages) == max_messages:
+                        waiter.signal.set()
+                    return messages
+                if due_in == 0:
+                    continue
+                remaining = deadline - now()
+                if remaining <= 0:
+                    return []
+                await waiter.wait(min(remaining, due_in, self._fallback_poll_seconds))
+
+    async def _take(
+        self, queue: str, max_messages: int, visibility_seconds: float
+    ) -> tuple[list[Message], float]:
+        """What is due; or nothing, and in how many seconds to look again (0: there may be more, look on)."""
+        floor = self._floors.of(queue)
+        rows = await self._fetch(
+            _SQL.receive, queue, max_messages, visibility_seconds, self._max_receives, floor
+        )
+        messages = [
+            Message(
+                id=str(row["id"]),
+                receipt=f"{row['id']}.{row['receipt'].hex}",
+                body=orjson.loads(row["body"]),
+                receive_count=row["receive_count"],
+                enqueued_at=row["enqueued_at"],
+            )
+            for row in rows
+            if row["receipt"] is not None
+        ]
+        if len(messages) == max_messages:
+            self._floors.raise_to(queue, rows[0]["floor"], looked_from=floor)
+        else:
+            self._floors.drop(queue)
+        if messages or rows[0]["id"] is not None or floor != FRONT:
+            return messages, 0.0
+        due_in = rows[0]["due_in"]
+        return [], float("inf") if due_in is None else max(_SHORTEST_WAIT, due_in)
+
+    async def extend(self, receipts: Sequence[str], *, visibility_seconds: float) -> list[str]:
+        check_seconds("visibility_seconds", visibility_seconds)
+        stale, _ = await self._settle(_SQL.extend, receipts, visibility_seconds)
+        return stale
+
+    async def release(self, receipts: Sequence[str]) -> list[str]:
+        stale, queues = await self._settle(_SQL.extend, receipts, 0.0)
+        for queue in queues:
+            self._wakeups.announce(queue)
+        return stale
+
+    async def ack(self, receipts: Sequence[str], *, durable: bool = False) -> list[str]:
+        stale, _ = await self._settle(_SQL.ack, receipts, _commit(durable))
+        return stale
+
+    async def dead_letter(self, receipts: Sequence[str], reason: str) -> list[str]:
+        stale, _ = await self._settle(_SQL.dead_letter, receipts, reason)
+        return stale
+
+    async def _settle(
+        self, query: str, receipts: Sequence[str], argument: object
+    ) -> tuple[list[str], set[str]]:
+        """Run a fenced statement; answers the receipts that matched nothing and the queues it touched."""
+        # In the order of ids, so that two batches that share messages can't deadlock.
+        parsed = sorted({_parse_receipt(receipt) for receipt in receipts})
+        if not parsed:
+            return [], set()
+        rows = await self._fetch(query, [id_ for id_, _ in parsed], [token for _, token in parsed], argument)
+        settled = {f"{row['id']}.{row['receipt'].hex}" for row in rows}
+        return [receipt for receipt in receipts if receipt not in settled], {row["queue"] for row in rows}
+
+    async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
+        check_queue_name(queue)
+        rows = await self._fetch(_SQL.dead_letters, queue, limit)
+        return [
+            DeadLetter(
+                id=str(row["id"]),
+                body=orjson.loads(row["body"]),
+                reason=row["reason"],
+                receive_count=row["receive_count"],
+                enqueued_at=row["enqueued_at"],
+                dead_at=row["dead_at"],
+            )
+            for row in rows
+        ]
+
+    async def redrive(self, queue: str, ids: Sequence[str]) -> int:
+        check_queue_name(queue)
+        rows = await self._fetch(_SQL.redrive, queue, _parse_ids(ids))
+        if rows:
+            self._wakeups.announce(queue)
+        return len(rows)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        check_queue_name(queue)
+        return len(await self._fetch(_SQL.discard, queue, _parse_ids(ids)))
+
+    async def depth(self, queue: str) -> QueueDepth:
+        check_queue_name(queue)
+        return (await self.depths()).get(queue, QueueDepth())
+
+    async def depths(self) -> dict[str, QueueDepth]:
+        rows = await self._fetch(_SQL.depths)
+        return {
+            row["queue"]: QueueDepth(
+                visible=row["visible"],
+                in_flight=row["in_flight"],
+                delayed=row["delayed"],
+                dead=row["dead"],
+                oldest_age_seconds=row["oldest_age_seconds"],
+            )
+            for row in rows
+        }
+
+    async def purge(self, queue: str) -> int:
+        check_queue_name(queue)
+        rows = await self._fetch(_SQL.purge, queue)
+        return int(rows[0]["count"])
+
+    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        async with _outage_as_unavailable():
+            return await self._pool.fetch(query, *arguments)
+
+
+async def _nothing_to_reset(_connection: object) -> None:
+    """No call leaves anything behind in its session, so a release costs no round trip."""
+
+
+@asynccontextmanager
+async def _outage_as_unavailable() -> AsyncIterator[None]:
+    try:
+        yield
+    except _OUTAGE as error:
+        raise Unavailable("QueueUnavailable", f"the queue's database is not available: {error}") from error
+
+
+def _commit(durable: bool) -> str:
+    return "on" if durable else "off"
+
+
+def _parse_receipt(receipt: str) -> tuple[int, UUID]:
+    id_, _, token = receipt.partition(".")
+    try:
+        return _parse_id(id_), UUID(hex=token)
+    except ValueError:
+        raise Invalid("BadReceipt", "this is no receipt of this queue") from None
+
+
+def _parse_ids(ids: Sequence[str]) -> list[int]:
+    try:
+        return [_parse_id(id_) for id_ in ids]
+    except ValueError:
+        raise Invalid("BadMessageId", "this is no id of a message of this queue") from None
+
+
+def _parse_id(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,50 @@
+-- name: role
+-- What the role is before it is touched; a row only if it exists.
+SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls AS privileged,
+       EXISTS (SELECT FROM pg_auth_members WHERE member = r.oid) AS member,
+       EXISTS (SELECT FROM pg_shdepend WHERE refclassid = 'pg_authid'::regclass AND refobjid = r.oid
+                                         AND deptype = 'o') AS owner
+FROM pg_roles AS r
+WHERE rolname = $1::text;
+
+-- name: create_role
+-- The statement, with name and verifier quoted by the server.
+SELECT format('CREATE ROLE %I LOGIN NOINHERIT PASSWORD %L', $1::text, $2::text);
+
+-- name: change_role
+-- The same for a role that an earlier install made: its password is the one given last.
+SELECT format('ALTER ROLE %I LOGIN NOINHERIT PASSWORD %L', $1::text, $2::text);
+
+-- name: close_database
+-- Takes from everybody what Postgres gives everybody in a new database; this one has a single guest.
+SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
+
+-- name: strip_public
+-- In the queue's database nobody creates, runs code of their own or keeps large objects but its owner.
+REVOKE ALL ON SCHEMA public FROM PUBLIC;
+REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC;
+REVOKE USAGE ON LANGUAGE sql FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION lo_creat(integer), lo_create(oid), lo_from_bytea(oid, bytea) FROM PUBLIC;
+
+-- name: grants
+-- All that the role may do. Rows can be read and written; tables can't be emptied by TRUNCATE or altered.
+SELECT format(
+    'GRANT CONNECT ON DATABASE %2$I TO %1$I;
+     GRANT USAGE ON SCHEMA tracelake_queue TO %1$I;
+     GRANT SELECT ON tracelake_queue.schema_version TO %1$I;
+     GRANT SELECT, INSERT, UPDATE, DELETE ON tracelake_queue.messages, tracelake_queue.dead_letters TO %1$I;
+     ALTER ROLE %1$I IN DATABASE %2$I SET idle_in_transaction_session_timeout = ''10s'';
+     ALTER ROLE %1$I IN DATABASE %2$I SET statement_timeout = ''60s''',
+    $1::text, current_database()
+);
+
+-- name: other_databases
+-- Where else the role could get in: every database is open to PUBLIC until somebody closes it.
+SELECT datname
+FROM pg_database
+WHERE datallowconn AND datname <> current_database() AND has_database_privilege($1::text, oid, 'CONNECT')
+ORDER BY datname;
+
+-- name: close_to_public
+-- Owners and superusers still get in; any other role needs a GRANT CONNECT of its own from then on.
+SELECT format('REVOKE CONNECT, TEMPORARY ON DATABASE %I FROM PUBLIC', $1::text);

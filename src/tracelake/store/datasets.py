@@ -1,0 +1,253 @@
+"""Dataset versions, their cursors and partitions, and how far consumers have read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from tracelake import sqlfiles
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.store.db import Row, Transaction
+
+SQL = sqlfiles.load("tracelake.store.sql", "datasets.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    dataset_version: UUID
+    dataset_uuid: UUID
+    version_no: int
+    job_id: UUID | None
+    storage: Storage
+    revision: int
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVersion:
+    version: Version
+    dag_name: str
+    job_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A triggering input of an active job."""
+
+    dataset_version: UUID
+    job_id: UUID
+    input_index: int
+    strategy: ExecutionStrategy
+    trigger_count: int
+
+    @property
+    def gated(self) -> bool:
+        """Must routing meet others on the job's row? Merged tasks and joins must: two events that come at
+        once would each miss the other's half."""
+        return self.strategy is ExecutionStrategy.PER_UPDATE or self.trigger_count > 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedScope:
+    """A scope that counts from this transaction on. ``changed`` is false for a repeat."""
+
+    dataset_version: UUID
+    range: BlockRange
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    version: Version
+    range: BlockRange
+    task_id: UUID | None
+    attempt: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPartition:
+    version: Version
+    range: BlockRange
+    task_id: UUID
+    attempt: int
+    epoch: int
+    location: str | None
+    manifest: Any
+    row_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CursorAdvance:
+    dataset_version: UUID
+    cursor: int
+    finalized: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPosition:
+    cursor: int
+    inv_revision: int | None
+
+
+async def share_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
+    """Lock versions against invalidation until the transaction ends; any number may share them."""
+    return _versions(await tx.fetch(SQL.share_versions, sorted(set(versions))))
+
+
+async def own_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
+    return _versions(await tx.fetch(SQL.own_versions, sorted(set(versions))))
+
+
+async def versions_by_id(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, NamedVersion]:
+    rows = await tx.fetch(SQL.versions_by_id, list(set(versions)))
+    return {
+        row["dataset_version"]: NamedVersion(_version(row), row["dag_name"], row["job_name"]) for row in rows
+    }
+
+
+async def by_name(tx: Transaction, org_id: UUID, names: Iterable[str]) -> dict[str, UUID]:
+    rows = await tx.fetch(SQL.datasets_by_name, org_id, list(set(names)))
+    return {row["published_name"]: row["dataset_uuid"] for row in rows}
+
+
+async def advance_cursors(tx: Transaction, advances: Sequence[CursorAdvance]) -> set[UUID]:
+    """Raise cursors; returns the versions whose cursor or finality moved."""
+    if not advances:
+        return set()
+    rows = await tx.fetch(
+        SQL.advance_cursors,
+        [advance.dataset_version for advance in advances],
+        [advance.cursor for advance in advances],
+        [advance.finalized for advance in advances],
+    )
+    return {row["dataset_version"] for row in rows}
+
+
+async def announce_scopes(tx: Transaction, scopes: Sequence[Announcement]) -> list[CommittedScope]:
+    """Count scopes of datasets without storage."""
+    if not scopes:
+        return []
+    rows = await tx.fetch(
+        SQL.announce_scopes,
+        [scope.version.dataset_version for scope in scopes],
+        [scope.version.version_no for scope in scopes],
+        [scope.range.start for scope in scopes],
+        [scope.range.end for scope in scopes],
+        [scope.task_id for scope in scopes],
+        [scope.attempt for scope in scopes],
+    )
+    new = {(row["dataset_version"], row["range_start"], row["range_end"]) for row in rows}
+    return [
+        CommittedScope(
+            scope.version.dataset_version,
+            scope.range,
+            (scope.version.dataset_version, scope.range.start, scope.range.end) in new,
+        )
+        for scope in scopes
+    ]
+
+
+async def not_covered(
+    tx: Transaction, partitions: Sequence[StoredPartition]
+) -> list[tuple[UUID, BlockRange]]:
+    """Current partitions that the given ones touch without covering them."""
+    rows = await tx.fetch(SQL.overlapping_partitions, *_ranges(partitions))
+    return [(row["dataset_version"], BlockRange(row["range_start"], row["range_end"])) for row in rows]
+
+
+async def commit_partitions(tx: Transaction, partitions: Sequence[StoredPartition]) -> list[CommittedScope]:
+    """Make these the current partitions of their ranges; what they cover is no longer current."""
+    if not partitions:
+        return []
+    await tx.execute(SQL.supersede_partitions, *_ranges(partitions))
+    await tx.fetch(
+        SQL.commit_partitions,
+        [partition.version.dataset_version for partition in partitions],
+        *_ranges(partitions),
+        [partition.task_id for partition in partitions],
+        [partition.attempt for partition in partitions],
+        [partition.epoch for partition in partitions],
+        [partition.location for partition in partitions],
+        [partition.manifest for partition in partitions],
+        [partition.row_count for partition in partitions],
+    )
+    return [
+        CommittedScope(partition.version.dataset_version, partition.range, True) for partition in partitions
+    ]
+
+
+async def consumers(tx: Transaction, versions: Iterable[UUID]) -> list[Consumer]:
+    rows = await tx.fetch(SQL.consumers, list(set(versions)))
+    return [
+        Consumer(
+            row["dataset_version"],
+            row["job_id"],
+            row["input_index"],
+            ExecutionStrategy(row["execution_strategy"]),
+            row["trigger_count"],
+        )
+        for row in rows
+    ]
+
+
+async def scopes_reached_by_cursor(
+    tx: Transaction, joins: Sequence[tuple[UUID, UUID, int]]
+) -> list[tuple[UUID, BlockRange]]:
+    """Scopes of a join's other inputs that ``(job, version, cursor)`` now covers."""
+    if not joins:
+        return []
+    rows = await tx.fetch(
+        SQL.scopes_reached_by_cursor, [j[0] for j in joins], [j[1] for j in joins], [j[2] for j in joins]
+    )
+    return [(row["job_id"], BlockRange(row["range_start"], row["range_end"])) for row in rows]
+
+
+async def rewind_below_commit(tx: Transaction, commits: Sequence[tuple[UUID, int, int]]) -> None:
+    """``(job, input, start)`` each: the job must read from ``start`` again if it is already beyond."""
+    if commits:
+        await tx.execute(
+            SQL.rewind_below_commit, [c[0] for c in commits], [c[1] for c in commits], [c[2] for c in commits]
+        )
+
+
+async def positions(tx: Transaction, job_ids: Iterable[UUID]) -> dict[tuple[UUID, int], ConsumerPosition]:
+    rows = await tx.fetch(SQL.read_consumers, list(set(job_ids)))
+    return {
+        (row["job_id"], row["input_index"]): ConsumerPosition(row["cursor"], row["inv_revision"])
+        for row in rows
+    }
+
+
+async def advance_consumers(tx: Transaction, moves: Sequence[tuple[UUID, int, int]]) -> None:
+    """``(job, input, upto)`` each; the caller compared the old position under the job's gate."""
+    if moves:
+        await tx.execute(
+            SQL.advance_consumers, [m[0] for m in moves], [m[1] for m in moves], [m[2] for m in moves]
+        )
+
+
+def _ranges(partitions: Sequence[StoredPartition]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        [partition.version.version_no for partition in partitions],
+        [partition.range.start for partition in partitions],
+        [partition.range.end for partition in partitions],
+    )
+
+
+def _versions(rows: Sequence[Row]) -> dict[UUID, Version]:
+    return {row["dataset_version"]: _version(row) for row in rows}
+
+
+def _version(row: Row) -> Version:
+    return Version(
+        row["dataset_version"],
+        row["dataset_uuid"],
+        row["version_no"],
+        row["job_id"],
+        Storage(row["storage"]),
+        row["revision"],
+        row["is_current"],
+    )

@@ -1,0 +1,188 @@
+"""The state database as steps see it: one transaction per step, retried when Postgres says so.
+
+Every transaction that routes or claims begins by sharing the deploy lock, in the same round trip as
+``BEGIN``; a deploy takes it alone. Locks inside a transaction are taken in one order everywhere:
+tasks, then jobs, then dataset versions, each by id. A deadlock is therefore a bug, but not an outage:
+the transaction is rolled back whole and run again.
+
+What a transaction wrote to the outbox is handed to ``on_commit`` listeners once the commit is certain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+import asyncpg
+import msgspec
+
+from tracelake.domain.errors import Unavailable
+from tracelake.store.outbox_entry import OutboxEntry
+
+T = TypeVar("T")
+Row = asyncpg.Record
+
+log = logging.getLogger(__name__)
+
+_DEPLOY_LOCK = 8_600_143
+_MAX_TRIES = 8
+_RETRY = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InterfaceError,
+    OSError,
+    TimeoutError,
+)
+
+
+class DeployLock(Enum):
+    """How a transaction stands to deploys. The values open the transaction."""
+
+    NONE = "BEGIN"
+    SHARED = f"BEGIN; SELECT pg_advisory_xact_lock_shared({_DEPLOY_LOCK})"
+    EXCLUSIVE = f"BEGIN; SELECT pg_advisory_xact_lock({_DEPLOY_LOCK})"
+
+
+class Connection(Protocol):
+    """What is used of a database connection; a simulation stands in for it here."""
+
+    async def fetch(self, query: str, *args: Any) -> list[Row]: ...
+
+    async def execute(self, query: str, *args: Any) -> str: ...
+
+    def is_closed(self) -> bool: ...
+
+    def terminate(self) -> None: ...
+
+
+class Connections(Protocol):
+    def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
+
+
+class Transaction:
+    """One open transaction, and what it has put in the outbox so far."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.outbox: list[OutboxEntry] = []
+
+    async def fetch(self, query: str, *args: Any) -> list[Row]:
+        return await self._connection.fetch(query, *args)
+
+    async def fetchrow(self, query: str, *args: Any) -> Row | None:
+        rows = await self._connection.fetch(query, *args)
+        return rows[0] if rows else None
+
+    async def execute(self, query: str, *args: Any) -> None:
+        await self._connection.execute(query, *args)
+
+
+class Database:
+    """Runs transactions. ``on_commit`` listeners hear of outbox entries after their commit."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._listeners: list[Callable[[Sequence[OutboxEntry]], None]] = []
+
+    def on_commit(self, listener: Callable[[Sequence[OutboxEntry]], None]) -> None:
+        self._listeners.append(listener)
+
+    async def run(
+        self,
+        work: Callable[[Transaction], Awaitable[T]],
+        *,
+        lock: DeployLock = DeployLock.SHARED,
+        durable: bool = True,
+    ) -> T:
+        """Run ``work`` in one transaction; again, from the start, when Postgres asks for that."""
+        for again in range(_MAX_TRIES):
+            try:
+                async with self.transaction(lock=lock, durable=durable) as tx:
+                    return await work(tx)
+            except _RETRY as error:
+                log.warning("transaction rolled back, running it again", extra={"cause": str(error)})
+                if again == _MAX_TRIES - 1:
+                    raise Unavailable("Contention", "the state database is too contended") from error
+            except _LOST as error:
+                raise Unavailable(
+                    "StateUnavailable", f"the state database is unavailable: {error}"
+                ) from error
+        raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, lock: DeployLock = DeployLock.SHARED, durable: bool = True
+    ) -> AsyncIterator[Transaction]:
+        async with self._connections.acquire() as connection:
+            await connection.execute(
+                lock.value if durable else f"{lock.value}; SET LOCAL synchronous_commit = off"
+            )
+            tx = Transaction(connection)
+            try:
+                yield tx
+                await connection.execute("COMMIT")
+            except BaseException:
+                await _abandon(connection)
+                raise
+        if tx.outbox:
+            for listener in self._listeners:
+                listener(tx.outbox)
+
+
+async def _abandon(connection: Connection) -> None:
+    """Roll back, or drop the connection when even that can't be said (the server then rolls back)."""
+    if connection.is_closed():
+        return
+    try:
+        await asyncio.shield(connection.execute("ROLLBACK"))
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.CancelledError):
+        with contextlib.suppress(Exception):
+            connection.terminate()
+
+
+async def open_pool(
+    dsn: str, *, min_size: int = 2, max_size: int = 12, application: str = "tracelake"
+) -> asyncpg.Pool:
+    """A pool whose connections speak JSON and never wait for ever."""
+    return await asyncpg.create_pool(
+        dsn,
+        min_size=min_size,
+        max_size=max_size,
+        init=prepare_connection,
+        reset=_keep_session,
+        server_settings={
+            "application_name": application,
+            "statement_timeout": "15s",
+            "lock_timeout": "10s",
+            "idle_in_transaction_session_timeout": "30s",
+            "timezone": "UTC",
+            "jit": "off",
+        },
+    )
+
+
+async def prepare_connection(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb",
+        encoder=lambda value: b"\x01" + msgspec.json.encode(value),
+        decoder=lambda raw: msgspec.json.decode(raw[1:]),
+        schema="pg_catalog",
+        format="binary",
+    )
+
+
+async def _keep_session(connection: asyncpg.Connection) -> None:
+    """Transactions leave nothing behind in the session, so the usual reset would only cost a round trip."""

@@ -1,0 +1,91 @@
+"""The outbox: everything that leaves the state database waits here first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from tracelake import sqlfiles
+from tracelake.store.db import Row, Transaction
+from tracelake.store.outbox_entry import OutboxEntry, OutboxKind
+from tracelake.store.tasks import NewTask
+
+SQL = sqlfiles.load("tracelake.store.sql", "outbox.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLag:
+    due: int
+    oldest_seconds: float
+
+
+async def wake(
+    tx: Transaction, tasks: Sequence[NewTask], at: Sequence[datetime | None] | None = None
+) -> None:
+    """A wake-up for each task, now or at its time, committed with whatever else the transaction does."""
+    if not tasks:
+        return
+    payloads: list[dict[str, Any]] = [{"task_id": str(task.task_id)} for task in tasks]
+    rows = await tx.fetch(
+        SQL.add,
+        [OutboxKind.WAKE.value] * len(tasks),
+        [task.runtime for task in tasks],
+        [task.task_id for task in tasks],
+        payloads,
+        list(at) if at is not None else [None] * len(tasks),
+    )
+    tx.outbox.extend(_entries(rows))
+
+
+async def take_due(tx: Transaction, limit: int, hold_seconds: float) -> list[OutboxEntry]:
+    return _entries(await tx.fetch(SQL.take_due, limit, hold_seconds))
+
+
+async def delivered(tx: Transaction, outbox_ids: Sequence[int]) -> None:
+    await tx.execute(SQL.delivered, list(outbox_ids))
+
+
+async def failed(
+    tx: Transaction,
+    outbox_ids: Sequence[int],
+    error: str,
+    *,
+    base_seconds: float,
+    max_seconds: float,
+    max_tries: int,
+) -> int:
+    """Note a failed delivery; returns how many were given up for good."""
+    rows = await tx.fetch(SQL.failed, list(outbox_ids), error, base_seconds, max_seconds, max_tries)
+    return sum(row["failed_at"] is not None for row in rows)
+
+
+async def replay_failed(tx: Transaction, outbox_ids: Sequence[int] | None) -> int:
+    return len(await tx.fetch(SQL.replay_failed, list(outbox_ids) if outbox_ids is not None else None))
+
+
+async def list_failed(tx: Transaction, limit: int) -> list[Row]:
+    return await tx.fetch(SQL.list_failed, limit)
+
+
+async def lag(tx: Transaction) -> OutboxLag:
+    row = await tx.fetchrow(SQL.lag)
+    assert row is not None
+    return OutboxLag(row["due"], row["oldest_seconds"])
+
+
+def _entries(rows: Sequence[Row]) -> list[OutboxEntry]:
+    return [
+        OutboxEntry(
+            row["outbox_id"],
+            OutboxKind(row["kind"]),
+            row["runtime"],
+            UUID(bytes=row["task_id"].bytes) if row["task_id"] else None,
+            row["payload"],
+            row["available_at"],
+            row["due"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,114 @@
+-- name: share_versions
+-- Completions and events share the versions that they read and write; an invalidation takes them alone.
+SELECT dataset_version, dataset_uuid, version_no, job_id, storage, revision, is_current
+FROM dataset_version WHERE dataset_version = ANY($1::uuid[])
+ORDER BY dataset_version FOR KEY SHARE
+
+-- name: own_versions
+-- An invalidation's versions, for itself alone until it commits.
+SELECT dataset_version, dataset_uuid, version_no, job_id, storage, revision, is_current
+FROM dataset_version WHERE dataset_version = ANY($1::uuid[])
+ORDER BY dataset_version FOR UPDATE
+
+-- name: versions_by_id
+-- Versions that a caller named, with the job name that may write them.
+SELECT dv.dataset_version, dv.dataset_uuid, dv.version_no, dv.job_id, dv.storage, dv.revision, dv.is_current,
+       d.dag_name, d.job_name
+FROM dataset_version dv JOIN dataset d USING (dataset_uuid)
+WHERE dv.dataset_version = ANY($1::uuid[])
+
+-- name: datasets_by_name
+-- Published names to datasets.
+SELECT published_name, dataset_uuid FROM dataset WHERE org_id = $1 AND published_name = ANY($2::text[])
+
+-- name: advance_cursors
+-- A cursor event is the commit of its cursor. Cursors only rise here; an invalidation lowers them.
+INSERT INTO dataset_cursor AS dc (dataset_version, cursor, finalized)
+SELECT c.dataset_version, max(c.cursor), max(c.finalized)
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) AS c(dataset_version, cursor, finalized)
+GROUP BY c.dataset_version ORDER BY c.dataset_version
+ON CONFLICT (dataset_version) DO UPDATE
+SET cursor = greatest(dc.cursor, excluded.cursor), finalized = greatest(dc.finalized, excluded.finalized),
+    updated_at = tl_now()
+WHERE excluded.cursor > dc.cursor OR excluded.finalized > coalesce(dc.finalized, -1)
+RETURNING dataset_version
+
+-- name: announce_scopes
+-- Scopes of datasets without storage: announced again at a newer revision, they count again.
+INSERT INTO partition AS p (dataset_version, version_no, range_start, range_end, stored, current, revision,
+                            task_id, attempt)
+SELECT DISTINCT ON (s.dataset_version, s.range_start, s.range_end)
+       s.dataset_version, s.version_no, s.range_start, s.range_end, false, true,
+       scope_revision(s.dataset_version, s.range_start, s.range_end), s.task_id, s.attempt
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::uuid[], $6::int[])
+    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt)
+ORDER BY s.dataset_version, s.range_start, s.range_end
+ON CONFLICT (dataset_version, range_start, range_end) WHERE current DO NOTHING
+RETURNING dataset_version, range_start, range_end
+
+-- name: overlapping_partitions
+-- Current stored partitions that a new one touches; it must cover them.
+SELECT p.dataset_version, p.range_start, p.range_end
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS s(version_no, range_start, range_end)
+JOIN partition p ON int8range(p.version_no, p.version_no, '[]') && int8range(s.version_no, s.version_no, '[]')
+    AND int8range(p.range_start, p.range_end, '[]') && int8range(s.range_start, s.range_end, '[]')
+WHERE p.current AND p.stored AND NOT (p.range_start >= s.range_start AND p.range_end <= s.range_end)
+
+-- name: supersede_partitions
+-- What a new stored partition covers is no longer current.
+UPDATE partition p SET current = false, uncommitted_at = tl_now()
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS s(version_no, range_start, range_end)
+WHERE p.current AND p.stored
+    AND int8range(p.version_no, p.version_no, '[]') && int8range(s.version_no, s.version_no, '[]')
+    AND int8range(p.range_start, p.range_end, '[]') && int8range(s.range_start, s.range_end, '[]')
+
+-- name: commit_partitions
+-- Point the partitions at the files that an attempt reported. Nothing is moved.
+INSERT INTO partition (dataset_version, version_no, range_start, range_end, stored, current, revision, task_id,
+                       attempt, epoch, location, manifest, row_count)
+SELECT s.dataset_version, s.version_no, s.range_start, s.range_end, true, true,
+       scope_revision(s.dataset_version, s.range_start, s.range_end), s.task_id, s.attempt, s.epoch, s.location,
+       s.manifest, s.row_count
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::uuid[], $6::int[], $7::bigint[],
+            $8::text[], $9::jsonb[], $10::bigint[])
+    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt, epoch, location, manifest, row_count)
+ORDER BY s.dataset_version, s.range_start
+RETURNING dataset_version, range_start, range_end
+
+-- name: consumers
+-- The jobs that a change of these versions may set in motion.
+SELECT ji.dataset_version, ji.job_id, ji.input_index, j.execution_strategy, j.trigger_count
+FROM job_input ji JOIN job j USING (job_id)
+WHERE ji.dataset_version = ANY($1::uuid[]) AND ji.trigger AND j.active
+ORDER BY ji.job_id, ji.input_index
+
+-- name: scopes_reached_by_cursor
+-- Scopes of the other inputs of a join that waited for this cursor.
+SELECT DISTINCT ji.job_id, p.range_start, p.range_end
+FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS c(job_id, dataset_version, cursor)
+JOIN job_input ji ON ji.job_id = c.job_id AND ji.trigger AND ji.dataset_version <> c.dataset_version
+JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current AND p.range_end <= c.cursor
+WHERE NOT EXISTS (
+    SELECT 1 FROM task t
+    WHERE t.kind = 'partition' AND t.job_id = ji.job_id AND t.range_start = p.range_start
+      AND t.range_end = p.range_end AND t.scope_key = scope_key(ji.job_id, p.range_start, p.range_end))
+ORDER BY ji.job_id, p.range_start LIMIT 1000
+
+-- name: rewind_below_commit
+-- A partition committed below what a PerUpdate job has read sends it back to there.
+UPDATE consumer_cursor cc SET cursor = s.range_start - 1
+FROM (SELECT job_id, input_index, min(range_start) AS range_start
+      FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS s(job_id, input_index, range_start)
+      GROUP BY job_id, input_index) s
+WHERE cc.job_id = s.job_id AND cc.input_index = s.input_index AND cc.cursor >= s.range_start
+
+-- name: read_consumers
+-- How far jobs have read, under their gates.
+SELECT job_id, input_index, cursor, inv_revision FROM consumer_cursor WHERE job_id = ANY($1::uuid[])
+
+-- name: advance_consumers
+-- Compare-and-set, the comparison made under the job's gate in the same transaction.
+UPDATE consumer_cursor cc
+SET cursor = a.upto, inv_start = NULL, inv_end = NULL, inv_revision = NULL
+FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a(job_id, input_index, upto)
+WHERE cc.job_id = a.job_id AND cc.input_index = a.input_index

@@ -1,0 +1,82 @@
+-- name: known_invalidation
+-- Said before? Then nothing happens again.
+SELECT revision, range_start, range_end FROM invalidation WHERE dataset_version = $1 AND invalidation_id = $2
+
+-- name: downstream
+-- Every version and job that an invalidation of this version may reach, retired generations included:
+-- a rollback brings them back.
+WITH RECURSIVE reached AS (
+    SELECT $1::uuid AS dataset_version, NULL::uuid AS job_id
+    UNION
+    SELECT dv.dataset_version, ji.job_id
+    FROM reached r JOIN job_input ji ON ji.dataset_version = r.dataset_version AND ji.trigger
+    LEFT JOIN dataset_version dv ON dv.job_id = ji.job_id
+)
+SELECT dataset_version, job_id FROM reached
+
+-- name: raise_revision
+-- The version's revision counts its invalidations.
+UPDATE dataset_version SET revision = revision + 1 WHERE dataset_version = $1 RETURNING revision
+
+-- name: record_invalidation
+-- The invalidation itself; the scopes it touches have its revision from now on.
+INSERT INTO invalidation (dataset_version, invalidation_id, range_start, range_end, revision, reason, task_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+
+-- name: rewind_producer
+-- The dataset reaches no further than before what was taken back.
+UPDATE dataset_cursor SET cursor = $2 - 1, finalized = least(finalized, $2 - 1), updated_at = tl_now()
+WHERE dataset_version = $1 AND cursor >= $2
+
+-- name: uncommit_partitions
+-- Partitions that hold what was taken back are no longer current.
+UPDATE partition SET current = false, uncommitted_at = tl_now()
+WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2
+RETURNING range_start, range_end
+
+-- name: rewind_consumers
+-- Consumers that had read what was taken back, or are reading it, go back and remember what to undo.
+UPDATE consumer_cursor cc
+SET cursor = least(cc.cursor, $2 - 1), inv_start = least(cc.inv_start, $2), inv_end = greatest(cc.inv_end, $3),
+    inv_revision = $4
+FROM job_input ji
+WHERE ji.dataset_version = $1 AND ji.trigger AND cc.job_id = ji.job_id AND cc.input_index = ji.input_index
+  AND (cc.cursor >= $2 OR EXISTS (
+        SELECT 1 FROM task t, jsonb_array_elements(t.inputs) AS i
+        WHERE t.job_id = cc.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running') AND t.attempt > 0
+          AND (i->>'input_index')::int = cc.input_index AND (i->>'upto')::bigint >= $2))
+RETURNING cc.job_id
+
+-- name: consumers_with_outputs
+-- What stands downstream of a version: jobs by strategy, with the versions that they write.
+SELECT DISTINCT j.job_id, j.execution_strategy, j.update_strategy, j.active, dv.dataset_version
+FROM job_input ji JOIN job j USING (job_id) LEFT JOIN dataset_version dv ON dv.job_id = j.job_id
+WHERE ji.dataset_version = $1 AND ji.trigger
+ORDER BY j.job_id, dv.dataset_version
+
+-- name: materialized_hull
+-- What a version holds of a range: the hull of the partitions that touch it, and whether its cursor is beyond.
+SELECT (SELECT min(range_start) FROM partition
+        WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2) AS first,
+       (SELECT max(range_end) FROM partition
+        WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2) AS last,
+       EXISTS (SELECT 1 FROM dataset_cursor WHERE dataset_version = $1 AND cursor >= $2) AS cursor_beyond
+
+-- name: overlapping_invalidations
+-- Which of these tasks worked on something that was taken back meanwhile, by others than themselves?
+SELECT DISTINCT q.task_id
+FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[])
+    AS q(task_id, dataset_version, revision, range_start, range_end)
+JOIN invalidation i ON i.dataset_version = q.dataset_version AND i.revision > q.revision
+    AND i.range_start <= q.range_end AND i.range_end >= q.range_start
+WHERE i.task_id IS DISTINCT FROM q.task_id
+
+-- name: scope_revisions
+-- The revision of scopes: what an event's own revision is compared with.
+SELECT q.ordinality AS position, scope_revision(q.dataset_version, q.range_start, q.range_end) AS revision
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) WITH ORDINALITY
+    AS q(dataset_version, range_start, range_end, ordinality)
+
+-- name: producer_job
+-- The job that writes a version.
+SELECT job_id FROM dataset_version WHERE dataset_version = $1

@@ -1,0 +1,48 @@
+-- name: add
+-- Intent, committed with its cause.
+INSERT INTO outbox (kind, runtime, task_id, payload, available_at)
+SELECT n.kind, n.runtime, n.task_id, n.payload, coalesce(n.available_at, tl_now())
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::jsonb[], $5::timestamptz[])
+    AS n(kind, runtime, task_id, payload, available_at)
+RETURNING outbox_id, kind, runtime, task_id, payload, available_at, available_at <= tl_now() AS due
+
+-- name: take_due
+-- Due entries that no other replica is delivering; pushed a little ahead, so that a crash here delays
+-- them instead of losing them.
+WITH due AS (
+    SELECT outbox_id FROM outbox
+    WHERE failed_at IS NULL AND available_at <= tl_now()
+    ORDER BY available_at, outbox_id LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+UPDATE outbox o SET available_at = tl_now() + make_interval(secs => $2)
+FROM due WHERE o.outbox_id = due.outbox_id
+RETURNING o.outbox_id, o.kind, o.runtime, o.task_id, o.payload, o.available_at, true AS due
+
+-- name: delivered
+-- Delivered, after publishing.
+DELETE FROM outbox WHERE outbox_id = ANY($1::bigint[])
+
+-- name: failed
+-- Try again later, or give up visibly.
+UPDATE outbox
+SET tries = tries + 1, last_error = $2,
+    available_at = tl_now() + make_interval(secs => least($4::float8, $3::float8 * power(2, least(tries, 30)))),
+    failed_at = CASE WHEN tries + 1 >= $5 THEN tl_now() END
+WHERE outbox_id = ANY($1::bigint[])
+RETURNING outbox_id, failed_at
+
+-- name: replay_failed
+-- A person's decision to try again what was given up.
+UPDATE outbox SET failed_at = NULL, tries = 0, available_at = tl_now()
+WHERE failed_at IS NOT NULL AND ($1::bigint[] IS NULL OR outbox_id = ANY($1::bigint[]))
+RETURNING outbox_id
+
+-- name: list_failed
+-- What was given up, and why.
+SELECT outbox_id, kind, runtime, task_id, tries, last_error, created_at, failed_at
+FROM outbox WHERE failed_at IS NOT NULL ORDER BY outbox_id LIMIT $1
+
+-- name: lag
+-- How much waits, and for how long the oldest due entry has.
+SELECT count(*) AS due, coalesce(extract(epoch FROM max(tl_now() - available_at)), 0)::float8 AS oldest_seconds
+FROM outbox WHERE failed_at IS NULL AND available_at <= tl_now()

@@ -1,0 +1,223 @@
+-- name: lock_tasks
+-- The first lock of every step: whoever decides about a task holds its row.
+SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
+       t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
+       t.output_revisions,
+       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
+FROM task t JOIN job j USING (job_id)
+WHERE t.task_id = ANY($1::uuid[])
+ORDER BY t.task_id
+FOR NO KEY UPDATE OF t
+
+-- name: read_task
+-- A task as it stands, for readers that decide nothing.
+SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
+       t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
+       t.output_revisions,
+       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
+FROM task t JOIN job j USING (job_id)
+WHERE t.task_id = $1
+
+-- name: lock_gates
+-- Claims, endings and routing of jobs that admit one thing at a time meet on the job's row.
+SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
+
+-- name: read_gates
+-- What a job allows right now; read after its row is locked, in a snapshot of its own.
+SELECT j.job_id, j.max_concurrency,
+       (SELECT count(*) FROM task t WHERE t.job_id = j.job_id AND t.status = 'Running') AS running,
+       least((SELECT min(t.seq) FROM task t
+              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued'),
+             (SELECT min(t.seq) FROM task t
+              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Running')) AS first_cursor_seq
+FROM job j WHERE j.job_id = ANY($1::uuid[])
+
+-- name: claim_inputs
+-- Every input of the claimed tasks as it stands now; what is read here is frozen into the attempt.
+SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigger, ji.where_text, ji.where_tree,
+       dv.revision, dv.storage, d.published_name, cc.cursor AS consumed, dc.finalized,
+       CASE WHEN c.kind = 'cursor'
+            THEN coalesce(dc.cursor, frontier(ji.dataset_version, coalesce(cc.cursor, -1))) END AS position,
+       coalesce(cc.inv_start, inv.range_start) AS inv_start, coalesce(cc.inv_end, inv.range_end) AS inv_end,
+       coalesce(cc.inv_revision, inv.revision) AS inv_revision, inv.reason AS inv_reason
+FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[])
+     AS c(task_id, job_id, kind, range_start, range_end)
+JOIN job_input ji ON ji.job_id = c.job_id
+JOIN dataset_version dv ON dv.dataset_version = ji.dataset_version
+JOIN dataset d ON d.dataset_uuid = ji.dataset_uuid
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = ji.dataset_version
+LEFT JOIN consumer_cursor cc ON cc.job_id = ji.job_id AND cc.input_index = ji.input_index
+LEFT JOIN LATERAL (
+    SELECT i.range_start, i.range_end, i.revision, i.reason FROM invalidation i
+    WHERE dv.revision > 0 AND i.dataset_version = ji.dataset_version
+      AND (i.revision = cc.inv_revision
+           OR (c.kind = 'partition' AND i.range_end >= c.range_start AND i.range_start <= c.range_end))
+    ORDER BY i.revision DESC LIMIT 1) inv ON true
+ORDER BY c.task_id, ji.input_index
+
+-- name: start_attempts
+-- Queued to Running: the only place where an attempt begins and an epoch is drawn.
+WITH c AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::jsonb[], $7::float8[])
+        AS c(task_id, worker_id, claim_key, lease_token, inputs, output_revisions, lease_seconds)
+), started AS (
+    UPDATE task t
+    SET status = 'Running', attempt = t.attempt + 1, last_outcome = NULL, worker_id = c.worker_id,
+        claim_key = c.claim_key, lease_token = c.lease_token, inputs = c.inputs::jsonb,
+        output_revisions = c.output_revisions, epoch = nextval('epoch_seq'),
+        lease_expires_at = tl_now() + make_interval(secs => c.lease_seconds)
+    FROM c WHERE t.task_id = c.task_id
+    RETURNING t.task_id, t.attempt, t.worker_id, t.lease_token, t.lease_expires_at, t.epoch
+), history AS (
+    INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at)
+    SELECT task_id, attempt, worker_id, lease_token, epoch, tl_now() FROM started
+)
+SELECT task_id, attempt, lease_expires_at, epoch FROM started
+
+-- name: extend_leases
+-- Heartbeats: a longer lease for attempts that the caller has checked and holds locked.
+UPDATE task t SET lease_expires_at = tl_now() + make_interval(secs => h.lease_seconds)
+FROM unnest($1::uuid[], $2::float8[]) AS h(task_id, lease_seconds)
+WHERE t.task_id = h.task_id
+RETURNING t.task_id, t.lease_expires_at
+
+-- name: end_attempts
+-- The end of attempts, in the task and in its history. The lease token stays: a late reply is known by it.
+WITH e AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::bytea[],
+                         $8::jsonb[])
+        AS e(task_id, outcome, status, failures, ready_in, error_message, digest, result)
+), ended AS (
+    UPDATE task t
+    SET status = e.status, last_outcome = e.outcome, failures = e.failures, error_message = e.error_message,
+        ready_at = CASE WHEN e.ready_in IS NULL THEN t.ready_at
+                        ELSE tl_now() + make_interval(secs => e.ready_in) END,
+        woken_at = CASE WHEN e.ready_in IS NULL THEN t.woken_at
+                        ELSE tl_now() + make_interval(secs => e.ready_in) END,
+        ended_at = CASE WHEN e.ready_in IS NULL THEN tl_now() END
+    FROM e WHERE t.task_id = e.task_id
+    RETURNING t.task_id, t.attempt, t.ready_at
+)
+UPDATE attempt a
+SET outcome = e.outcome, error_message = e.error_message, ended_at = tl_now(), completion_digest = e.digest,
+    result = e.result || jsonb_build_object('retry_at', CASE WHEN e.ready_in IS NOT NULL THEN ended.ready_at END)
+FROM ended JOIN e USING (task_id)
+WHERE a.task_id = ended.task_id AND a.attempt = ended.attempt
+RETURNING a.task_id, a.result, ended.ready_at
+
+-- name: ended_attempts
+-- What was answered when these attempts ended, so that a repeat of the same completion gets the same answer.
+SELECT a.task_id, a.attempt, a.lease_token, a.outcome, a.completion_digest, a.result
+FROM unnest($1::uuid[], $2::int[]) AS q(task_id, attempt)
+JOIN attempt a ON a.task_id = q.task_id AND a.attempt = q.attempt
+
+-- name: queued_after_slot
+-- What may run next in jobs where a slot came free: the oldest that are ready, urgent before bulk by job.
+SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
+JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
+CROSS JOIN LATERAL (
+    SELECT t.task_id FROM task t
+    WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.ready_at <= tl_now()
+    ORDER BY t.seq LIMIT f.slots) q
+
+-- name: create_partition_tasks
+-- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets
+-- none: the reconciler makes them when it goes on.
+WITH c AS (
+    SELECT DISTINCT ON (c.job_id, c.range_start, c.range_end) c.*
+    FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[])
+        AS c(task_id, job_id, range_start, range_end, cause)
+    ORDER BY c.job_id, c.range_start, c.range_end
+), ready AS (
+    SELECT c.*, j.org_id, j.runtime, j.max_concurrency, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
+    FROM c JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
+    WHERE NOT EXISTS (
+        SELECT 1 FROM job_input ji
+        WHERE ji.job_id = c.job_id AND ji.trigger
+          AND NOT EXISTS (SELECT 1 FROM partition p
+                          WHERE p.dataset_version = ji.dataset_version AND p.current
+                            AND p.range_start = c.range_start AND p.range_end = c.range_end)
+          AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
+                          WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= c.range_end))
+), created AS (
+    INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause)
+    SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause FROM ready
+    ORDER BY job_id, range_start, range_end
+    ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
+    RETURNING task_id, job_id
+)
+SELECT created.task_id, ready.runtime FROM created JOIN ready USING (task_id)
+
+-- name: create_cursor_tasks
+-- The one waiting task of each PerUpdate job that has something to read or to undo.
+INSERT INTO task (task_id, org_id, job_id, kind, status, cause)
+SELECT c.task_id, j.org_id, c.job_id, 'cursor', 'Queued', c.cause
+FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[]) AS c(task_id, job_id, cause)
+JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
+WHERE has_updates(c.job_id)
+ORDER BY c.job_id
+ON CONFLICT (job_id) WHERE kind = 'cursor' AND status = 'Queued' AND attempt = 0 DO NOTHING
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
+
+-- name: create_source_task
+-- The task of an always-on source: one for the life of the job's generation.
+INSERT INTO task (task_id, org_id, job_id, kind, status, cause)
+SELECT $1, j.org_id, j.job_id, 'source', 'Queued', $3 FROM job j WHERE j.job_id = $2
+ON CONFLICT (job_id) WHERE kind = 'source'
+DO UPDATE SET status = 'Queued', ready_at = tl_now(), woken_at = tl_now(), failures = 0, ended_at = NULL
+    WHERE task.status = 'Canceled'
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
+
+-- name: expired_leases
+-- Attempts whose lease ran out while this Dispatcher could hear them: jobs whose lease is longer than the time
+-- since it began to listen are left alone.
+SELECT t.task_id FROM task t JOIN job j USING (job_id)
+WHERE t.status = 'Running' AND t.lease_expires_at < tl_now()
+  AND tl_now() - $1::timestamptz >= make_interval(secs => j.heartbeat_timeout_seconds)
+ORDER BY t.lease_expires_at LIMIT $2
+
+-- name: unwoken_tasks
+-- Ready tasks that nobody has claimed since their last wake-up; the sweep that makes a lost message harmless.
+WITH due AS (
+    SELECT t.task_id, t.job_id FROM task t JOIN job j USING (job_id)
+    WHERE t.status = 'Queued' AND t.woken_at < tl_now() - make_interval(secs => $1)
+      AND t.ready_at <= tl_now() AND j.active AND NOT j.paused
+    ORDER BY t.woken_at LIMIT $2
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+UPDATE task t SET woken_at = tl_now() FROM due JOIN job j USING (job_id)
+WHERE t.task_id = due.task_id
+RETURNING t.task_id, j.runtime
+
+-- name: requeue_task
+-- A person's retry: at once, with a full set of attempts.
+UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL
+WHERE task_id = $1
+
+-- name: cancel_tasks
+-- Canceled at once; a running attempt hears of it by its next heartbeat.
+UPDATE task SET status = 'Canceled', ended_at = tl_now(), error_message = coalesce($2, error_message)
+WHERE task_id = ANY($1::uuid[])
+
+-- name: newer_cursor_task
+-- Is there a later cursor task of the same job that has begun? Then this one has nothing left to do.
+SELECT 1 FROM task t WHERE t.job_id = $1 AND t.kind = 'cursor' AND t.attempt > 0 AND t.seq > $2
+  AND t.status IN ('Queued', 'Running', 'Completed') LIMIT 1
+
+-- name: live_tasks_of_jobs
+-- What still waits or runs in jobs that a deploy replaces.
+SELECT t.task_id, t.job_id, t.kind, t.status FROM task t
+WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('Queued', 'Running')
+ORDER BY t.task_id FOR NO KEY UPDATE
+
+-- name: wake_queued_of_jobs
+-- Everything ready in these jobs gets a wake-up now: they were resumed, or moved to another runtime.
+UPDATE task t SET woken_at = tl_now() FROM job j
+WHERE t.job_id = ANY($1::uuid[]) AND t.status = 'Queued' AND t.ready_at <= tl_now() AND j.job_id = t.job_id
+RETURNING t.task_id, j.runtime
+
+-- name: claimed_at
+-- When an attempt began.
+SELECT claimed_at FROM attempt WHERE task_id = $1 AND attempt = $2

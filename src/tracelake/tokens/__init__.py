@@ -1,0 +1,1 @@
+"""Credentials of the three surfaces: capability tokens, worker tokens, user tokens."""

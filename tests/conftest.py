@@ -1,0 +1,1 @@
+pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state"]
