@@ -107,6 +107,9 @@ def test_predicates_have_one_canonical_text(source: object, text: str) -> None:
         "a = 1e999999999",
         f"a = {'9' * 79}",
         "a = 'x",
+        "a[:] = 1",
+        "a[1] = 1",
+        "if = 1",
         "a = ",
         "",
         "   ",
@@ -135,6 +138,14 @@ def test_anything_but_comparisons_is_refused(source: object) -> None:
 def test_sql_quotes_identifiers_and_escapes_literals() -> None:
     where = parse_where({'a"b': "x' OR 1=1 --", "user": 1})
     assert where.to_sql() == """"a""b" = 'x'' OR 1=1 --' AND "user" = 1"""
+
+
+@pytest.mark.parametrize(
+    "column", ["if", "while", "select", "not", "user", "date", "interval", "case", "é", 'q"']
+)
+def test_a_column_with_a_name_that_means_something_is_quoted_where_it_must_be(column: str) -> None:
+    for where in (parse_where({column: 1}), parse_where({column: None, "a": [1, 2]})):
+        assert parse_where(where.text) == where
 
 
 def test_a_long_chain_does_not_exhaust_the_stack() -> None:

@@ -52,3 +52,7 @@ class RuntimeRegistry:
 
     def traits(self) -> dict[str, RuntimeTraits]:
         return {name: runtime.traits for name, runtime in self._runtimes.items()}
+
+    def queues(self) -> set[str]:
+        """The queues that workers listen on."""
+        return {runtime.queue for runtime in self._runtimes.values() if runtime.execution is Execution.QUEUE}

@@ -21,7 +21,11 @@ from tracelake.domain.sql_compare import compare
 Scalar: TypeAlias = bool | int | float | str
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-_KEYWORDS = frozenset(word.lower() for word in Postgres.Tokenizer.KEYWORDS) | {"not", "and", "or", "in", "is"}
+_KEYWORDS = frozenset(word.lower() for word in Postgres.Tokenizer.KEYWORDS) | {
+    *("and", "or", "not", "in", "is"),
+    *("if", "while", "connect_by_root"),
+}
+"""Names to quote. The parser also gives the last ones a meaning, without calling them keywords."""
 
 
 class Op(StrEnum):

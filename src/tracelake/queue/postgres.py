@@ -63,6 +63,8 @@ _OUTAGE = (
     asyncpg.TransactionRollbackError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InterfaceError,
+    # What asyncpg says of a session that the server ended while it was idle, until it sees the socket close.
+    asyncpg.InternalClientError,
 )
 
 

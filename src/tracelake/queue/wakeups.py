@@ -27,6 +27,7 @@ CHANNEL = "tracelake_queue"
 _PROBE_SECONDS = 15.0
 _STATEMENT_TIMEOUT = 10.0
 _RECONNECT_SECONDS = (0.05, 2.0)
+_INTERRUPTIONS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 _SQL = sqlfiles.load("tracelake.queue", "sql/messages.sql")
 _log = structlog.get_logger(__name__)
@@ -126,7 +127,7 @@ class Wakeups:
                 finally:
                     self._listening.clear()
                     connection.terminate()
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _INTERRUPTIONS as error:
                 _log.warning("queue_signals_interrupted", error=type(error).__name__, retry_in=pause)
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)

@@ -229,6 +229,11 @@ async def advance_consumers(tx: Transaction, moves: Sequence[tuple[UUID, int, in
         )
 
 
+async def last_announced(tx: Transaction, version: UUID) -> int | None:
+    row = await tx.fetchrow(SQL.last_announced, version)
+    return row["range_end"] if row else None
+
+
 def _ranges(partitions: Sequence[StoredPartition]) -> tuple[list[int], list[int], list[int]]:
     return (
         [partition.version.version_no for partition in partitions],

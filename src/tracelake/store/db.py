@@ -38,11 +38,12 @@ _RETRY = (
 )
 _LOST = (
     asyncpg.PostgresConnectionError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.QueryCanceledError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InterfaceError,
+    # What asyncpg says of a session that the server ended while it was idle.
+    asyncpg.InternalClientError,
     OSError,
     TimeoutError,
 )

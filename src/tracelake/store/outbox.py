@@ -40,8 +40,10 @@ async def wake(
     tx.outbox.extend(_entries(rows))
 
 
-async def take_due(tx: Transaction, limit: int, hold_seconds: float) -> list[OutboxEntry]:
-    return _entries(await tx.fetch(SQL.take_due, limit, hold_seconds))
+async def take_due(
+    tx: Transaction, limit: int, hold_seconds: float, grace_seconds: float = 0.0
+) -> list[OutboxEntry]:
+    return _entries(await tx.fetch(SQL.take_due, limit, hold_seconds, grace_seconds))
 
 
 async def delivered(tx: Transaction, outbox_ids: Sequence[int]) -> None:

@@ -1,0 +1,1 @@
+"""The Dispatcher's HTTP surfaces: two applications over the same steps, one port each."""

@@ -34,7 +34,9 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
         gates = await open_gates(tx, produced)
         return await count_events(ctx, tx, produced, gates)
 
-    counted = await ctx.db.run(work)
+    with ctx.metrics.timed("events"):
+        counted = await ctx.db.run(work)
+    _count(ctx, counted)
     return EventsResponse(
         [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],
         len(counted.created),
@@ -60,5 +62,13 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
         gates = await open_gates(tx, produced)
         return await count_events(ctx, tx, produced, gates)
 
-    counted = await ctx.db.run(work)
+    with ctx.metrics.timed("trigger"):
+        counted = await ctx.db.run(work)
+    _count(ctx, counted)
     return TriggerResponse(counted.kept[0].event_id, len(counted.created))
+
+
+def _count(ctx: StepContext, counted: CountedEvents) -> None:
+    for kept in counted.kept:
+        ctx.metrics.events.labels(kept.state.value).inc()
+    ctx.metrics.tasks_created.inc(len(counted.created))

@@ -54,13 +54,16 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
     async def work(tx: Transaction) -> list[_Granted | ClaimVerdict]:
         return await _claim(ctx, tx, claims)
 
-    decided = await ctx.db.run(work)
+    with ctx.metrics.timed("claim"):
+        decided = await ctx.db.run(work)
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
 
 async def _answer(ctx: StepContext, claim: ClaimRequest, result: _Granted | ClaimVerdict) -> ClaimResponse:
     if not isinstance(result, _Granted):
+        ctx.metrics.claims.labels(_REFUSALS[result]).inc()
         return ClaimResponse("NotClaimed", claim.task_id, reason=_REFUSALS[result])
+    ctx.metrics.claims.labels("Claimed").inc()
     return ClaimResponse(
         "Claimed",
         claim.task_id,

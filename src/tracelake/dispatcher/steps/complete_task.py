@@ -61,11 +61,24 @@ async def _run(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[An
     if not requests:
         return []
     try:
-        return await ctx.db.run(work)
+        with ctx.metrics.timed("complete"):
+            answers = await ctx.db.run(work)
+        for answer in answers:
+            _count(ctx, answer)
+        return answers
     except (Invalid, Conflict) as error:
         if len(requests) == 1:
             return [error]
     return [answer for request in requests for answer in await _run(ctx, [request])]
+
+
+def _count(ctx: StepContext, answer: Answer) -> None:
+    if isinstance(answer, TracelakeError):
+        ctx.metrics.completions.labels(answer.reason).inc()
+        return
+    ctx.metrics.completions.labels(answer.status).inc()
+    if answer.retry_at is not None:
+        ctx.metrics.retries.inc()
 
 
 async def _complete(ctx: StepContext, tx: Transaction, requests: Sequence[CompleteRequest]) -> list[Answer]:

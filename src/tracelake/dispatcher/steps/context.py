@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
+from prometheus_client import CollectorRegistry
+
+from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.base import ObjectStore
@@ -24,3 +27,4 @@ class StepContext:
     org_id: UUID
     issuer: str = "tracelake"
     audience: str = "tracelake-task"
+    metrics: StepMetrics = field(default_factory=lambda: StepMetrics(CollectorRegistry()))

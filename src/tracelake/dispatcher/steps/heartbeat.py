@@ -37,7 +37,8 @@ async def heartbeat(
         fresh = await _fresh_token(ctx, tx, task, token)
         return HeartbeatResponse(leases[task.task_id], False, task.state.job_paused, fresh)
 
-    return await ctx.db.run(work, lock=DeployLock.NONE, durable=False)
+    with ctx.metrics.timed("heartbeat"):
+        return await ctx.db.run(work, lock=DeployLock.NONE, durable=False)
 
 
 async def _fresh_token(

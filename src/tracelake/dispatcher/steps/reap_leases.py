@@ -47,4 +47,6 @@ async def reap_leases(ctx: StepContext, listening_since: datetime) -> int:
         return len(dead)
 
     expired = await ctx.db.run(find, lock=DeployLock.NONE)
-    return await ctx.db.run(reap) if expired else 0
+    reaped = await ctx.db.run(reap) if expired else 0
+    ctx.metrics.lease_expiries.inc(reaped)
+    return reaped

@@ -28,6 +28,7 @@ async def reconcile_partitions(ctx: StepContext) -> int:
                 created += await _reconcile_updates(ctx, job_id)
             case ExecutionStrategy.PER_PARTITION:
                 created += await _reconcile_scopes(ctx, job_id)
+    ctx.metrics.reconciled.inc(created)
     return created
 
 

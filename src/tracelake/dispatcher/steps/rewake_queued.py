@@ -15,4 +15,6 @@ async def rewake_queued(ctx: StepContext, after_seconds: float) -> int:
         await outbox.wake(tx, unwoken)
         return len(unwoken)
 
-    return await ctx.db.run(work, lock=DeployLock.NONE)
+    rewoken = await ctx.db.run(work, lock=DeployLock.NONE)
+    ctx.metrics.rewoken.inc(rewoken)
+    return rewoken

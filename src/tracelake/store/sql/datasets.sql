@@ -112,3 +112,8 @@ UPDATE consumer_cursor cc
 SET cursor = a.upto, inv_start = NULL, inv_end = NULL, inv_revision = NULL
 FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a(job_id, input_index, upto)
 WHERE cc.job_id = a.job_id AND cc.input_index = a.input_index
+
+-- name: last_announced
+-- The last block of the last current partition of a version.
+SELECT range_end FROM partition WHERE dataset_version = $1 AND current
+ORDER BY range_start DESC, range_end DESC LIMIT 1

@@ -8,10 +8,10 @@ RETURNING outbox_id, kind, runtime, task_id, payload, available_at, available_at
 
 -- name: take_due
 -- Due entries that no other replica is delivering; pushed a little ahead, so that a crash here delays
--- them instead of losing them.
+-- them instead of losing them. Fresh ones are left to the process that committed them, for a moment.
 WITH due AS (
     SELECT outbox_id FROM outbox
-    WHERE failed_at IS NULL AND available_at <= tl_now()
+    WHERE failed_at IS NULL AND available_at <= tl_now() - make_interval(secs => $3)
     ORDER BY available_at, outbox_id LIMIT $1 FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox o SET available_at = tl_now() + make_interval(secs => $2)

@@ -1,0 +1,307 @@
+"""The user surface's wire models: what people, the command line and CI ask for and get.
+
+Lists are pages: ``next`` is what to send as ``after`` for the following one, and null at the end. Callers
+must not read anything into it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Sequence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+TaskStatusName = Literal["Queued", "Running", "Completed", "Failed", "Canceled"]
+
+
+class DeployedOutput(Struct, frozen=True):
+    output_index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+    dataset: str | None
+
+
+class DeployedJob(Struct, frozen=True):
+    name: str
+    outputs: list[DeployedOutput]
+
+
+class DeployResponse(Struct, frozen=True):
+    dag_name: str
+    dag_version: int
+    jobs: list[DeployedJob]
+
+
+class PlannedOutput(Struct, frozen=True):
+    index: int
+    name: str
+    storage: str
+    dataset: str | None
+    version: str
+
+
+class PlannedJob(Struct, frozen=True):
+    dag: str
+    job: str
+    kind: str
+    because: list[str]
+    outputs: list[PlannedOutput]
+
+
+class PlannedName(Struct, frozen=True):
+    name: str
+    kind: str
+    before: str | None
+    after: str | None
+
+
+class PlanResponse(Struct, frozen=True):
+    """What a deploy of this file would do; ``text`` says the same for people."""
+
+    dag: str
+    changes_nothing: bool
+    jobs: list[PlannedJob]
+    publish: list[PlannedName]
+    text: str
+
+
+class DagQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: Name | None = None
+
+
+class JobSummary(Struct, frozen=True):
+    name: str
+    activation: str
+    source_kind: str | None
+    operator: str
+    runtime: str
+    execution_strategy: str | None
+    priority: str
+    paused: bool
+
+
+class DagSummary(Struct, frozen=True):
+    dag_name: str
+    dag_version: int
+    deployed_at: datetime
+    jobs: list[JobSummary]
+
+
+class DagPage(Struct, frozen=True):
+    dags: list[DagSummary]
+    next: str | None
+
+
+class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    dag: Name | None = None
+    job: Name | None = None
+    status: TaskStatusName | None = None
+    limit: Limit = 100
+    after: Sequence | None = None
+
+
+class TaskSummary(Struct, frozen=True):
+    """``start`` and ``end`` are the scope of a task that has one."""
+
+    task_id: UUID
+    dag_name: str
+    job: str
+    operator: str
+    runtime: str
+    kind: str
+    status: TaskStatusName
+    attempt: int
+    failures: int
+    start: int | None
+    end: int | None
+    worker_id: str | None
+    created_at: datetime
+    ready_at: datetime
+    lease_expires_at: datetime | None
+    ended_at: datetime | None
+    error_message: str | None
+
+
+class TaskPage(Struct, frozen=True):
+    tasks: list[TaskSummary]
+    next: str | None
+
+
+class AttemptDetail(Struct, frozen=True):
+    attempt: int
+    worker_id: str
+    epoch: int
+    claimed_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    error_message: str | None
+
+
+class InputDetail(Struct, frozen=True):
+    """An input as the current attempt reads it; before the first claim, as the job declares it."""
+
+    input_index: int
+    dataset_uuid: UUID
+    dataset_version: UUID
+    dataset: str | None
+    storage: str
+    revision: int
+    trigger: bool
+    after: int | None = None
+    upto: int | None = None
+    start: int | None = None
+    end: int | None = None
+    where: str | None = None
+
+
+class OutputDetail(Struct, frozen=True):
+    """One of the job's outputs, and what this task committed to it (newest first, at most 100)."""
+
+    output_index: int
+    name: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+    dataset: str | None
+    storage: str
+    partitions: list[CommittedPartition]
+
+
+class CommittedPartition(Struct, frozen=True):
+    partition_key: str
+    start: int
+    end: int
+    current: bool
+    revision: int
+    row_count: int | None
+    location: str | None
+    committed_at: datetime
+
+
+class EventDetail(Struct, frozen=True):
+    event_id: int
+    attempt: int | None
+    dataset_version: UUID
+    kind: str
+    start: int
+    end: int
+    revision: int
+    state: str
+    created_at: datetime
+
+
+class WaitingFor(Struct, frozen=True):
+    """Why a queued task doesn't run: ``reason`` for programs, ``message`` for people."""
+
+    reason: Literal["RetryTime", "JobRetired", "JobPaused", "CapFull", "EarlierTask", "Worker"]
+    message: str
+    until: datetime | None = None
+    since: datetime | None = None
+
+
+class TaskDetail(TaskSummary, frozen=True, kw_only=True):
+    """Attempts, events and partitions newest first, at most 100 of each."""
+
+    waiting_for: WaitingFor | None
+    attempts: list[AttemptDetail]
+    inputs: list[InputDetail]
+    outputs: list[OutputDetail]
+    events: list[EventDetail]
+    cause: Any = None
+
+
+class TaskChanged(Struct, frozen=True):
+    task_id: UUID
+    status: TaskStatusName
+
+
+class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: UUID | None = None
+
+
+class DatasetSummary(Struct, frozen=True):
+    """A dataset's current version. ``dataset`` is its published name."""
+
+    dataset: str | None
+    dataset_uuid: UUID
+    dataset_version: UUID
+    revision: int
+    storage: str
+    write_mode: str
+    dag_name: str
+    job: str | None
+    output_index: int
+    output_name: str
+    cursor: int | None
+    finalized: int | None
+    created_at: datetime
+
+
+class DatasetPage(Struct, frozen=True):
+    datasets: list[DatasetSummary]
+    next: str | None
+
+
+class DatasetDetail(DatasetSummary, frozen=True, kw_only=True):
+    """``partitions`` counts the current ones."""
+
+    partitions: int
+
+
+class PartitionQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: Annotated[str, Meta(pattern=r"\A[0-9]{1,19}-[0-9]{1,19}\Z")] | None = None
+
+
+class PartitionSummary(CommittedPartition, frozen=True, kw_only=True):
+    task_id: UUID | None
+    attempt: int | None
+
+
+class PartitionPage(Struct, frozen=True):
+    """Current partitions of the current version, by block."""
+
+    dataset_uuid: UUID
+    dataset_version: UUID
+    partitions: list[PartitionSummary]
+    next: str | None
+
+
+class JobPaused(Struct, frozen=True):
+    dag_name: str
+    job: str
+    paused: bool
+
+
+class OutboxQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+
+
+class FailedDelivery(Struct, frozen=True):
+    outbox_id: int
+    kind: str
+    runtime: str
+    task_id: UUID | None
+    tries: int
+    last_error: str | None
+    created_at: datetime
+    failed_at: datetime
+
+
+class FailedDeliveries(Struct, frozen=True):
+    failed: list[FailedDelivery]
+
+
+class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Without ids, everything that was given up is tried again."""
+
+    outbox_ids: Annotated[list[Sequence], Meta(min_length=1, max_length=1000)] | None = None
+
+
+class Replayed(Struct, frozen=True):
+    replayed: int

@@ -1,0 +1,121 @@
+"""The two applications: the internal port for workers and tasks, the user port for people.
+
+What isn't served on a port has no route there: ``/internal/*`` and ``/v1/task/*`` are unknown paths to the
+user port, whatever the method and the credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+
+from tracelake.dispatcher.api.dispatch import Dispatch
+from tracelake.dispatcher.api.edge import HttpMetrics, Surface
+from tracelake.dispatcher.api.health_routes import HEALTH_ROUTES
+from tracelake.dispatcher.api.identity import (
+    IDENTITY,
+    Authentication,
+    Authenticator,
+    Identity,
+    TaskAuthenticator,
+    UserAuthenticator,
+    WorkerAuthenticator,
+)
+from tracelake.dispatcher.api.openapi import document
+from tracelake.dispatcher.api.problems import render_problem
+from tracelake.dispatcher.api.request import ApiRequest
+from tracelake.dispatcher.api.services import Check, Services
+from tracelake.dispatcher.api.task_routes import TASK_ROUTES
+from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
+from tracelake.store import clock
+from tracelake.store.db import Database, DeployLock
+from tracelake.tokens.jwks import PublicKeys
+from tracelake.tokens.worker_tokens import WorkerTokens
+
+REQUEST_SECONDS = 30.0
+
+
+def wall_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+def internal_app(
+    dispatch: Dispatch,
+    *,
+    worker_tokens: WorkerTokens,
+    public_keys: Callable[[datetime], PublicKeys],
+    metrics: HttpMetrics,
+    checks: Mapping[str, Check] | None = None,
+    now: Callable[[], datetime] = wall_clock,
+    timeout: float = REQUEST_SECONDS,
+) -> Surface:
+    """``checks`` are what ``/readyz`` looks at besides the state database."""
+    ctx = dispatch.ctx
+    authenticators: dict[Identity, Authenticator] = {
+        Identity.WORKER: WorkerAuthenticator(worker_tokens),
+        Identity.TASK: TaskAuthenticator(public_keys, now, issuer=ctx.issuer, audience=ctx.audience),
+    }
+    routes = (*WORKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
+    return _surface("internal", routes, authenticators, dispatch, metrics, checks, now, timeout)
+
+
+def user_app(
+    dispatch: Dispatch,
+    *,
+    metrics: HttpMetrics,
+    checks: Mapping[str, Check] | None = None,
+    now: Callable[[], datetime] = wall_clock,
+    timeout: float = REQUEST_SECONDS,
+    token_ttl: float = 3.0,
+) -> Surface:
+    """``token_ttl`` bounds how long a revoked token still works."""
+    authenticators: dict[Identity, Authenticator] = {
+        Identity.USER: UserAuthenticator(dispatch.ctx.db, ttl=token_ttl)
+    }
+    return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, now, timeout)
+
+
+def _surface(
+    name: str,
+    routes: Sequence[HTTPRouteHandler],
+    authenticators: Mapping[Identity, Authenticator],
+    dispatch: Dispatch,
+    metrics: HttpMetrics,
+    checks: Mapping[str, Check] | None,
+    now: Callable[[], datetime],
+    timeout: float,
+) -> Surface:
+    for route in routes:
+        identity = route.opt[IDENTITY]
+        if identity is not Identity.NOBODY and identity not in authenticators:
+            raise ValueError(f"{route.paths}: the {name} port can't authenticate a {identity}")
+    litestar = Litestar(
+        routes,
+        guards=[Authentication(authenticators)],
+        request_class=ApiRequest,
+        exception_handlers={Exception: render_problem},
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+    )
+    services = Services(
+        dispatch=dispatch,
+        registry=metrics.registry,
+        checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
+        now=now,
+        openapi=document(f"Tracelake Dispatcher, {name} port", litestar.routes),
+    )
+    return Surface(name, litestar, services, metrics, timeout)
+
+
+def _state_check(db: Database) -> Check:
+    async def check() -> None:
+        await db.run(clock.now, lock=DeployLock.NONE)
+
+    return check
+
+
+USER_ROUTES: tuple[HTTPRouteHandler, ...] = (*HEALTH_ROUTES,)

@@ -1,0 +1,71 @@
+"""What both ports say about themselves, to anybody: alive, ready, metrics, the API's description."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from tracelake.dispatcher.api.answer import Answer, json_answer
+from tracelake.dispatcher.api.endpoint import Operation, endpoint
+from tracelake.dispatcher.api.identity import Identity
+from tracelake.dispatcher.api.request import ApiRequest
+from tracelake.dispatcher.api.services import Check
+from tracelake.domain.errors import Unavailable
+
+CHECK_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+class Health(Struct, frozen=True):
+    status: str
+
+
+class Readiness(Struct, frozen=True):
+    status: str
+    checks: dict[str, str]
+
+
+@endpoint("GET", "/healthz", Operation(identity=Identity.NOBODY, answers={200: Health}))
+async def healthz(request: ApiRequest) -> Answer:
+    """The process answers. Touches nothing else, so that an outage of the database restarts nobody."""
+    return json_answer(Health("ok"))
+
+
+@endpoint("GET", "/readyz", Operation(identity=Identity.NOBODY, answers={200: Readiness}))
+async def readyz(request: ApiRequest) -> Answer:
+    """What the Dispatcher stands on can be used: the state database, the queue."""
+    checks = request.services.checks
+    found = await asyncio.gather(*(_look(name, check) for name, check in checks.items()))
+    failing = [name for name, usable in zip(checks, found, strict=True) if not usable]
+    if failing:
+        raise Unavailable("NotReady", f"not usable: {', '.join(failing)}")
+    return json_answer(Readiness("ready", dict.fromkeys(checks, "ok")))
+
+
+async def _look(name: str, check: Check) -> bool:
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            await check()
+    except Exception as error:
+        log.warning("not_ready", check=name, error=f"{type(error).__name__}: {error}")
+        return False
+    return True
+
+
+@endpoint("GET", "/metrics", Operation(identity=Identity.NOBODY, answers={200: "text/plain"}))
+async def metrics(request: ApiRequest) -> Answer:
+    """Prometheus metrics in the text format."""
+    return Answer(generate_latest(request.services.registry), media_type=CONTENT_TYPE_LATEST.encode())
+
+
+@endpoint("GET", "/openapi.json", Operation(identity=Identity.NOBODY, answers={200: dict}))
+async def openapi(request: ApiRequest) -> Answer:
+    """This port's API as an OpenAPI document."""
+    return Answer(request.services.openapi)
+
+
+HEALTH_ROUTES = (healthz, readyz, metrics, openapi)

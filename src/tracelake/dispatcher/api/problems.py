@@ -1,0 +1,106 @@
+"""Errors as problem details (RFC 9457): one table from what was raised to what is answered.
+
+``reason`` is the word that clients switch on. A message is shown only when the platform wrote it on purpose;
+of anything unexpected the caller learns nothing, and the log everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from tracelake.dispatcher.api.answer import Answer
+from tracelake.dispatcher.api.identity import CHALLENGES, IDENTITY
+from tracelake.domain.errors import Invalid, InvalidDag, TracelakeError, Unauthenticated
+
+MEDIA_TYPE = "application/problem+json"
+
+log = structlog.get_logger(__name__)
+
+_FRAMEWORK_REASONS = {
+    HTTPStatus.BAD_REQUEST: "BadRequest",
+    HTTPStatus.NOT_FOUND: "NotFound",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowed",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "TooLarge",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UnsupportedMediaType",
+}
+
+
+class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wrong with one field; ``line`` is there when the request was a file."""
+
+    field: str
+    message: str
+    line: int | None = None
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A refused request. ``reason`` is stable, ``detail`` is for people and may change."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    reason: str
+    errors: list[FieldProblem] | None = None
+
+
+class InvalidRequest(Invalid):
+    """A request whose shape is wrong, field by field."""
+
+    def __init__(self, errors: Sequence[FieldProblem]) -> None:
+        first = errors[0]
+        super().__init__("InvalidRequest", f"{first.field or 'the request'}: {first.message}")
+        self.errors = list(errors)
+
+
+def problem(status: int, reason: str, detail: str, errors: list[FieldProblem] | None = None) -> Problem:
+    title = HTTPStatus(status).phrase
+    return Problem(f"urn:tracelake:problem:{reason}", title, status, detail, reason, errors)
+
+
+def problem_of(error: Exception) -> Problem:
+    match error:
+        case InvalidDag():
+            lines = [FieldProblem(each.field, each.message, each.line) for each in error.problems]
+            return problem(error.status, error.reason, error.message, lines)
+        case InvalidRequest():
+            return problem(error.status, error.reason, error.message, error.errors)
+        case TracelakeError() if error.status < 500 or error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return problem(error.status, error.reason, error.message)
+        case HTTPException() if error.status_code < 500:
+            reason = _FRAMEWORK_REASONS.get(HTTPStatus(error.status_code), "BadRequest")
+            return problem(error.status_code, reason, error.detail)
+        case _:
+            return problem(500, "Internal", "something went wrong inside; the log knows more")
+
+
+def problem_answer(found: Problem) -> Answer:
+    return Answer(msgspec.json.encode(found), status=found.status, media_type=MEDIA_TYPE.encode())
+
+
+def render_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The application's handler for every exception."""
+    found = problem_of(error)
+    if found.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("request_failed", method=request.method, path=request.scope["path"], exc_info=error)
+    return Response(
+        msgspec.json.encode(found),
+        status_code=found.status,
+        media_type=MEDIA_TYPE,
+        headers=_headers(request, error),
+    )
+
+
+def _headers(request: Request[Any, Any, Any], error: Exception) -> dict[str, str]:
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": CHALLENGES[request.route_handler.opt[IDENTITY]]}
+    if isinstance(error, HTTPException):
+        return {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
+    return {}

@@ -1,0 +1,108 @@
+"""The ``dispatcher`` runtime: platform operators, run in this process as ordinary leased tasks.
+
+They are claimed, fenced and completed like any other; only the worker is here. What dies with the process is
+found again by the re-wake sweep or the reaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from uuid import UUID
+
+import structlog
+
+from tracelake.contracts.dispatcher_api import (
+    MAX_EVENTS,
+    ClaimRequest,
+    ClaimResponse,
+    CompleteRequest,
+    EventIn,
+    EventsRequest,
+    HeartbeatRequest,
+    TaskPayload,
+)
+from tracelake.dispatcher.api.dispatch import Dispatch
+from tracelake.dispatcher.steps.accept_events import accept_events
+from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.operators import noop, range_aggregator, range_splitter
+from tracelake.store import datasets
+from tracelake.store.db import DeployLock
+
+log = structlog.get_logger(__name__)
+
+CONCURRENCY = 8
+
+
+class InProcessRuntime:
+    def __init__(self, dispatch: Dispatch, worker_id: str) -> None:
+        self._dispatch = dispatch
+        self._worker_id = worker_id
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def submit(self, task_id: UUID) -> None:
+        task = asyncio.create_task(self._run(task_id))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def drain(self) -> None:
+        """Wait for what runs; its work is short."""
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _run(self, task_id: UUID) -> None:
+        async with self._slots:
+            try:
+                claimed = await self._dispatch.claim(ClaimRequest(task_id, self._worker_id))
+                if claimed.status == "Claimed":
+                    await self._execute(claimed)
+            except (Unavailable, Conflict) as error:
+                log.warning("in-process task given up", task_id=str(task_id), reason=error.reason)
+            except Exception:
+                log.exception("in-process task crashed", task_id=str(task_id))
+
+    async def _execute(self, claimed: ClaimResponse) -> None:
+        task, attempt, lease = claimed.task, claimed.attempt, claimed.lease_token
+        assert task is not None
+        assert attempt is not None
+        assert lease is not None
+        bound = log.bind(
+            task_id=str(task.task_id), attempt=attempt, job=f"{task.job.dag_name}/{task.job.name}"
+        )
+        try:
+            events = await self._events(task)
+            final = list(islice(events, MAX_EVENTS))
+            while len(final) == MAX_EVENTS:
+                await heartbeat(self._dispatch.ctx, HeartbeatRequest(task.task_id, attempt, lease))
+                request = EventsRequest(task.task_id, attempt, final, lease)
+                await accept_events(self._dispatch.ctx, request)
+                final = list(islice(events, MAX_EVENTS))
+        except Invalid as error:
+            bound.warning("in-process task failed", error=error.message)
+            failed = CompleteRequest(
+                task.task_id, "Failed", attempt, lease, error_message=error.message, retryable=False
+            )
+            await self._dispatch.complete(failed)
+            return
+        await self._dispatch.complete(
+            CompleteRequest(task.task_id, "Completed", attempt, lease, events=final)
+        )
+        bound.info("in-process task completed")
+
+    async def _events(self, task: TaskPayload) -> Iterator[EventIn]:
+        match task.operator:
+            case "noop":
+                return noop.run(task)
+            case "range_splitter":
+                return range_splitter.run(task)
+            case "range_aggregator":
+                version = task.outputs[0].dataset_version
+                announced = await self._dispatch.ctx.db.run(
+                    lambda tx: datasets.last_announced(tx, version), lock=DeployLock.NONE
+                )
+                return range_aggregator.run(task, announced)
+            case other:
+                raise Invalid("UnknownOperator", f"the dispatcher runtime has no operator {other!r}")

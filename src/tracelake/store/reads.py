@@ -1,0 +1,189 @@
+"""What people look at: read-only, each list a page that an index serves, however much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tracelake import sqlfiles
+from tracelake.contracts.user_api import (
+    AttemptDetail,
+    CommittedPartition,
+    DagPage,
+    DagQuery,
+    DagSummary,
+    DatasetDetail,
+    DatasetPage,
+    DatasetQuery,
+    DatasetSummary,
+    EventDetail,
+    FailedDeliveries,
+    FailedDelivery,
+    InputDetail,
+    JobSummary,
+    OutputDetail,
+    PartitionPage,
+    PartitionQuery,
+    PartitionSummary,
+    TaskDetail,
+    TaskPage,
+    TaskQuery,
+    TaskSummary,
+)
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.errors import Invalid, NotFound
+from tracelake.store import outbox
+from tracelake.store.db import Row, Transaction
+from tracelake.store.waiting import waiting_for
+
+SQL = sqlfiles.load("tracelake.store.sql", "reads.sql")
+
+T = TypeVar("T")
+
+MAX_HISTORY = 100
+_NEWEST = 2**63 - 1
+_FIRST_UUID = UUID(int=0)
+_BY_STATUS = {
+    None: SQL.recent_tasks_of_jobs,
+    "Queued": SQL.queued_tasks,
+    "Running": SQL.running_tasks,
+    "Failed": SQL.failed_tasks,
+    "Canceled": SQL.canceled_tasks,
+    "Completed": SQL.completed_tasks,
+}
+
+
+async def dags(tx: Transaction, query: DagQuery) -> DagPage:
+    rows = await tx.fetch(SQL.list_dags, query.after or "", query.limit + 1)
+    page, following = _cut(rows, query.limit)
+    jobs: dict[str, list[JobSummary]] = {row["name"]: [] for row in page}
+    for row in await tx.fetch(SQL.jobs_of_dags, list(jobs)):
+        jobs[row["dag_name"]].append(_as(JobSummary, row))
+    found = [
+        DagSummary(row["name"], row["active_version"], row["deployed_at"], jobs[row["name"]]) for row in page
+    ]
+    return DagPage(found, page[-1]["name"] if following else None)
+
+
+async def tasks(tx: Transaction, query: TaskQuery) -> TaskPage:
+    after = query.after or _NEWEST
+    if (query.dag, query.job, query.status) == (None, None, None):
+        found = await tx.fetch(SQL.recent_tasks, after, query.limit + 1)
+    else:
+        found = await tx.fetch(_BY_STATUS[query.status], query.dag, query.job, after, query.limit + 1)
+    page, following = _cut(found, query.limit)
+    rows = await tx.fetch(SQL.tasks_by_seq, [row["seq"] for row in page])
+    return TaskPage([_as(TaskSummary, row) for row in rows], str(page[-1]["seq"]) if following else None)
+
+
+async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
+    row = await tx.fetchrow(SQL.task_detail, task_id)
+    if row is None:
+        raise NotFound("UnknownTask", f"there is no task {task_id}")
+    attempts = await tx.fetch(SQL.task_attempts, task_id, MAX_HISTORY)
+    if row["kind"] == "source":
+        events = await tx.fetch(SQL.source_events, row["job_id"], MAX_HISTORY)
+    else:
+        events = await tx.fetch(SQL.task_events, task_id, MAX_HISTORY)
+    return msgspec.convert(
+        {
+            **row,
+            "waiting_for": waiting_for(row),
+            "attempts": [_as(AttemptDetail, each) for each in attempts],
+            "inputs": await _inputs(tx, row),
+            "outputs": await _outputs(tx, row),
+            "events": [_as(EventDetail, each) for each in events],
+        },
+        TaskDetail,
+    )
+
+
+async def _inputs(tx: Transaction, task: Row) -> list[InputDetail]:
+    if task["inputs"] is not None:
+        return msgspec.convert(task["inputs"], list[InputDetail])
+    scope = {"start": task["start"], "end": task["end"]}
+    rows = await tx.fetch(SQL.declared_inputs, task["job_id"])
+    return [msgspec.convert({**row, **scope}, InputDetail) for row in rows]
+
+
+async def _outputs(tx: Transaction, task: Row) -> list[OutputDetail]:
+    committed: dict[UUID, list[CommittedPartition]] = {}
+    for row in await tx.fetch(SQL.task_partitions, task["task_id"], MAX_HISTORY):
+        committed.setdefault(row["dataset_version"], []).append(_partition(CommittedPartition, row))
+    return [
+        msgspec.convert({**row, "partitions": committed.get(row["dataset_version"], [])}, OutputDetail)
+        for row in await tx.fetch(SQL.task_outputs, task["job_id"])
+    ]
+
+
+async def datasets(tx: Transaction, query: DatasetQuery) -> DatasetPage:
+    rows = await tx.fetch(SQL.list_datasets, query.after or _FIRST_UUID, query.limit + 1)
+    page, following = _cut(rows, query.limit)
+    found = [_as(DatasetSummary, row) for row in page]
+    return DatasetPage(found, str(page[-1]["dataset_uuid"]) if following else None)
+
+
+async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetDetail:
+    row = await tx.fetchrow(SQL.dataset_detail, org_id, *_named(name))
+    if row is None:
+        raise _unknown(name)
+    return _as(DatasetDetail, row)
+
+
+async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQuery) -> PartitionPage:
+    version = await tx.fetchrow(SQL.current_version, org_id, *_named(name))
+    if version is None:
+        raise _unknown(name)
+    start, end = _after(query.after)
+    rows = await tx.fetch(SQL.list_partitions, version["dataset_version"], start, end, query.limit + 1)
+    page, following = _cut(rows, query.limit)
+    found = [_partition(PartitionSummary, row) for row in page]
+    return PartitionPage(
+        version["dataset_uuid"],
+        version["dataset_version"],
+        found,
+        found[-1].partition_key if following else None,
+    )
+
+
+async def failed_deliveries(tx: Transaction, limit: int) -> FailedDeliveries:
+    return FailedDeliveries([_as(FailedDelivery, row) for row in await outbox.list_failed(tx, limit)])
+
+
+def _named(name: str) -> tuple[str, UUID | None]:
+    """Published names never look like a uuid: they have no dashes and begin with a letter."""
+    try:
+        return name, UUID(name) if len(name) == 36 else None
+    except ValueError:
+        return name, None
+
+
+def _after(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return -1, -1
+    try:
+        span = BlockRange.parse(text)
+    except ValueError:
+        raise Invalid("InvalidCursor", "'after' is not what a page gave as 'next'") from None
+    return span.start, span.end
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound("UnknownDataset", f"there is no dataset {name}")
+
+
+def _cut(rows: Sequence[Row], limit: int) -> tuple[Sequence[Row], bool]:
+    """The page, and whether there is more: one row above the limit is asked for to know."""
+    return rows[:limit], len(rows) > limit
+
+
+def _as(kind: type[T], row: Row) -> T:
+    return msgspec.convert(dict(row), kind)
+
+
+def _partition(kind: type[T], row: Row) -> T:
+    fields: dict[str, Any] = {**row, "partition_key": BlockRange(row["start"], row["end"]).partition_key}
+    return msgspec.convert(fields, kind)

@@ -1,0 +1,13 @@
+-- name: queued
+-- What waits, per job; reads live rows only.
+SELECT j.runtime, j.dag_name, j.name, count(*) AS waiting,
+       extract(epoch FROM tl_now() - min(t.created_at))::float8 AS oldest_seconds
+FROM task t JOIN job j USING (job_id) WHERE t.status = 'Queued' GROUP BY 1, 2, 3
+
+-- name: in_flight
+-- What runs, per operator.
+SELECT j.operator, count(*) AS running FROM task t JOIN job j USING (job_id) WHERE t.status = 'Running' GROUP BY 1
+
+-- name: given_up
+-- Outbox entries that need a person.
+SELECT count(*) AS given_up FROM outbox WHERE failed_at IS NOT NULL

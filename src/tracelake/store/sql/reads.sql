@@ -1,0 +1,145 @@
+-- name: list_dags
+-- A page of active DAGs by name.
+SELECT name, active_version, deployed_at FROM dag WHERE name > $1 ORDER BY name LIMIT $2
+
+-- name: jobs_of_dags
+-- The active jobs of some DAGs.
+SELECT dag_name, name, activation, source_kind, operator, runtime, execution_strategy, priority, paused
+FROM job WHERE dag_name = ANY($1::text[]) AND active ORDER BY dag_name, name
+
+-- name: recent_tasks
+-- The newest tasks of all.
+SELECT seq FROM task WHERE seq < $1 ORDER BY seq DESC LIMIT $2
+
+-- name: recent_tasks_of_jobs
+-- The newest tasks of some jobs, every generation of them, whatever their status.
+SELECT t.seq FROM job j CROSS JOIN LATERAL (
+    SELECT seq FROM task WHERE job_id = j.job_id AND seq < $3 ORDER BY seq DESC LIMIT $4) t
+WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: queued_tasks
+-- Queued tasks, job by job from the index of what waits.
+SELECT t.seq FROM job j CROSS JOIN LATERAL (
+    SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Queued' AND seq < $3 ORDER BY seq DESC LIMIT $4) t
+WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: running_tasks
+-- Running tasks, from the index of what runs; there are never many.
+SELECT t.seq FROM job j CROSS JOIN LATERAL (
+    SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Running' AND seq < $3 ORDER BY seq DESC LIMIT $4) t
+WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: failed_tasks
+-- Failed tasks, from the index of what failed.
+SELECT t.seq FROM task t JOIN job j USING (job_id)
+WHERE t.status = 'Failed' AND t.seq < $3
+  AND ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: canceled_tasks
+-- Canceled tasks, from the index of what was canceled.
+SELECT t.seq FROM task t JOIN job j USING (job_id)
+WHERE t.status = 'Canceled' AND t.seq < $3
+  AND ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: completed_tasks
+-- Completed tasks: nearly all are, so walking each job's newest finds them at once.
+SELECT t.seq FROM job j CROSS JOIN LATERAL (
+    SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Completed' AND seq < $3
+    ORDER BY seq DESC LIMIT $4) t
+WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
+ORDER BY t.seq DESC LIMIT $4
+
+-- name: tasks_by_seq
+-- The tasks of a page, as people see them.
+SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
+       t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
+       t.ended_at, t.error_message
+FROM task t JOIN job j USING (job_id) WHERE t.seq = ANY($1::bigint[]) ORDER BY t.seq DESC
+
+-- name: task_detail
+-- One task with what decides whether it may be claimed.
+SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
+       t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
+       t.ended_at, t.error_message, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
+       j.max_concurrency,
+       (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running') AS running,
+       t.kind = 'cursor' AND EXISTS (
+            SELECT 1 FROM task e WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.attempt > 0
+              AND e.status IN ('Queued', 'Running') AND e.seq < t.seq) AS earlier_cursor_task
+FROM task t JOIN job j USING (job_id) WHERE t.task_id = $1
+
+-- name: task_attempts
+-- The last attempts of a task.
+SELECT attempt, worker_id, epoch, claimed_at, ended_at, outcome, error_message
+FROM attempt WHERE task_id = $1 ORDER BY attempt DESC LIMIT $2
+
+-- name: declared_inputs
+-- The inputs of a job as it declares them, for tasks that nobody has claimed yet.
+SELECT ji.input_index, ji.dataset_uuid, ji.dataset_version, d.published_name AS dataset, dv.storage, dv.revision,
+       ji.trigger, ji.where_text AS "where"
+FROM job_input ji JOIN dataset d USING (dataset_uuid) JOIN dataset_version dv USING (dataset_version)
+WHERE ji.job_id = $1 ORDER BY ji.input_index
+
+-- name: task_outputs
+-- The outputs of a job.
+SELECT dv.output_index, dv.output_name AS name, dv.dataset_uuid, dv.dataset_version, d.published_name AS dataset,
+       dv.storage
+FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = $1 ORDER BY dv.output_index
+
+-- name: task_partitions
+-- What a task committed.
+SELECT dataset_version, range_start AS start, range_end AS "end", current, revision, row_count, location,
+       committed_at
+FROM partition WHERE task_id = $1 ORDER BY partition_id DESC LIMIT $2
+
+-- name: task_events
+-- What a task of one scope said; there is little, so its own index serves.
+SELECT event_id, attempt, dataset_version, kind, range_start AS start, range_end AS "end", revision, state,
+       created_at
+FROM event WHERE task_id = $1 ORDER BY event_id DESC LIMIT $2
+
+-- name: source_events
+-- The last of what an always-on source said; it never stops, so the end of its outputs' events is read.
+SELECT e.* FROM dataset_version dv CROSS JOIN LATERAL (
+    SELECT event_id, attempt, dataset_version, kind, range_start AS start, range_end AS "end", revision, state,
+           created_at
+    FROM event WHERE event.dataset_version = dv.dataset_version ORDER BY event_id DESC LIMIT $2) e
+WHERE dv.job_id = $1 ORDER BY e.event_id DESC LIMIT $2
+
+-- name: list_datasets
+-- A page of datasets in their current version.
+SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.revision, dv.storage, d.write_mode,
+       d.dag_name, d.job_name AS job, dv.output_index, dv.output_name, dc.cursor, dc.finalized, dv.created_at
+FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+WHERE d.dataset_uuid > $1 ORDER BY d.dataset_uuid LIMIT $2
+
+-- name: dataset_detail
+-- One dataset in its current version, by published name or by uuid.
+SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.revision, dv.storage, d.write_mode,
+       d.dag_name, d.job_name AS job, dv.output_index, dv.output_name, dc.cursor, dc.finalized, dv.created_at,
+       (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions
+FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+WHERE d.dataset_uuid = coalesce($3::uuid, (SELECT dataset_uuid FROM dataset
+                                          WHERE org_id = $1 AND published_name = $2))
+
+-- name: current_version
+-- The current version of a dataset, by published name or by uuid.
+SELECT dv.dataset_uuid, dv.dataset_version FROM dataset_version dv
+WHERE dv.is_current
+  AND dv.dataset_uuid = coalesce($3::uuid, (SELECT dataset_uuid FROM dataset
+                                           WHERE org_id = $1 AND published_name = $2))
+
+-- name: list_partitions
+-- A page of a version's current partitions, by block.
+SELECT range_start AS start, range_end AS "end", current, revision, row_count, location, committed_at, task_id,
+       attempt
+FROM partition
+WHERE dataset_version = $1 AND current AND (range_start, range_end) > ($2, $3)
+ORDER BY range_start, range_end LIMIT $4
