@@ -11,11 +11,13 @@ from tracelake.secret import Secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
-    """``queue_password`` is what workers log in to the queue with. Port 0 picks a free one."""
+    """``queue_password`` is what workers log in to the queue with, ``user_token`` what the first user shows.
+    Port 0 picks a free one."""
 
     state_dsn: Secret
     queue_dsn: Secret
     queue_password: Secret
+    user_token: Secret
     object_root: Path
     key_folder: Path
     worker_token_file: Path

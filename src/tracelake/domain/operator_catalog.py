@@ -47,7 +47,11 @@ CATALOG: Mapping[str, OperatorTraits] = {
         ("chunks",), Storage.NONE, _EVENT_ONLY, in_process=True, config=frozenset({"chunk_size"})
     ),
     "range_aggregator": OperatorTraits(
-        ("ranges",), Storage.NONE, _EVENT_ONLY, in_process=True, config=frozenset({"range_size", "finality"})
+        ("ranges",),
+        Storage.NONE,
+        _EVENT_ONLY,
+        in_process=True,
+        config=frozenset({"range_size", "finality", "start_block"}),
     ),
     "sql_transform": OperatorTraits(("result",), Storage.PARQUET, _COLD | _HOT),
     "decode_events": OperatorTraits(("events",), Storage.PARQUET, _COLD | _HOT),
@@ -82,6 +86,8 @@ def config_problems(operator: str, config: Mapping[str, Any]) -> Iterator[tuple[
             finality = config.get("finality", "finalized")
             if finality not in ("finalized", "latest") and not _is_whole(finality, at_least=0):
                 yield "finality", "must be finalized, latest or a number of blocks (0 or more)"
+            if not _is_whole(config.get("start_block", 0), at_least=0):
+                yield "start_block", "must be a whole number, 0 or more"
         case _:
             return
 

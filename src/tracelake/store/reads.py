@@ -91,7 +91,7 @@ async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
     return msgspec.convert(
         {
             **row,
-            "waiting_for": waiting_for(row),
+            "waiting_for": waiting_for(dict(row)),
             "attempts": [_as(AttemptDetail, each) for each in attempts],
             "inputs": await _inputs(tx, row),
             "outputs": await _outputs(tx, row),

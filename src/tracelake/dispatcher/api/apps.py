@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 
+from tracelake.dispatcher.api.dag_routes import DAG_ROUTES
+from tracelake.dispatcher.api.dataset_views import DATASET_VIEWS
 from tracelake.dispatcher.api.dispatch import Dispatch
 from tracelake.dispatcher.api.edge import HttpMetrics, Surface
 from tracelake.dispatcher.api.health_routes import HEALTH_ROUTES
@@ -24,11 +26,13 @@ from tracelake.dispatcher.api.identity import (
     UserAuthenticator,
     WorkerAuthenticator,
 )
+from tracelake.dispatcher.api.job_routes import JOB_ROUTES
 from tracelake.dispatcher.api.openapi import document
 from tracelake.dispatcher.api.problems import render_problem
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.api.services import Check, Services
 from tracelake.dispatcher.api.task_routes import TASK_ROUTES
+from tracelake.dispatcher.api.task_views import TASK_VIEWS
 from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
 from tracelake.store import clock
 from tracelake.store.db import Database, DeployLock
@@ -36,6 +40,8 @@ from tracelake.tokens.jwks import PublicKeys
 from tracelake.tokens.worker_tokens import WorkerTokens
 
 REQUEST_SECONDS = 30.0
+INTERNAL_ROUTES = (*WORKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
+USER_ROUTES = (*DAG_ROUTES, *TASK_VIEWS, *DATASET_VIEWS, *JOB_ROUTES, *HEALTH_ROUTES)
 
 
 def wall_clock() -> datetime:
@@ -58,8 +64,7 @@ def internal_app(
         Identity.WORKER: WorkerAuthenticator(worker_tokens),
         Identity.TASK: TaskAuthenticator(public_keys, now, issuer=ctx.issuer, audience=ctx.audience),
     }
-    routes = (*WORKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
-    return _surface("internal", routes, authenticators, dispatch, metrics, checks, now, timeout)
+    return _surface("internal", INTERNAL_ROUTES, authenticators, dispatch, metrics, checks, now, timeout)
 
 
 def user_app(
@@ -116,6 +121,3 @@ def _state_check(db: Database) -> Check:
         await db.run(clock.now, lock=DeployLock.NONE)
 
     return check
-
-
-USER_ROUTES: tuple[HTTPRouteHandler, ...] = (*HEALTH_ROUTES,)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from litestar import Litestar
-from litestar.types import Message, Receive, Scope, Send
+from litestar.types import HTTPScope, Message, Receive, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tracelake.dispatcher.api.problems import problem, problem_answer
@@ -73,7 +73,7 @@ class Surface:
         else:
             await self.litestar(scope, receive, send)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         began = perf_counter()
         status = 0
 

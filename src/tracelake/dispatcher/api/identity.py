@@ -138,8 +138,10 @@ class Authentication:
     async def __call__(
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
-        identity = handler.opt.get(IDENTITY)
-        if identity is Identity.NOBODY or connection.scope.get("method") == "OPTIONS":
+        if connection.scope.get("method") == "OPTIONS":
+            return
+        identity: Identity = handler.opt[IDENTITY]
+        if identity is Identity.NOBODY:
             return
         caller = await self.authenticators[identity](connection.scope)
         connection.scope["state"]["caller"] = caller

@@ -29,9 +29,19 @@ _SCHEMES: dict[Identity, Json] = {
     Identity.TASK: {"type": "apiKey", "in": "header", "name": TASK_HEADER},
     Identity.USER: {"type": "http", "scheme": "bearer"},
 }
-_WORDS = {200: "Done.", 201: "Created.", 202: "Accepted.", 400: "Not well-formed.", 401: "No valid credential.",
-          403: "Not yours to touch.", 404: "Not there.", 409: "A lost race or a stale fence.",
-          413: "The body is too large.", 422: "Asks for something impossible.", 503: "Try again later."}  # fmt: skip
+_WORDS = {
+    200: "Done.",
+    201: "Created.",
+    202: "Accepted.",
+    400: "Not well-formed.",
+    401: "No valid credential.",
+    403: "Not yours to touch.",
+    404: "Not there.",
+    409: "A lost race or a stale fence.",
+    413: "The body is too large.",
+    422: "Asks for something impossible.",
+    503: "Try again later.",
+}
 
 
 def declared(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, HTTPRouteHandler, Operation]]:

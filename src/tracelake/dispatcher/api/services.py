@@ -1,4 +1,4 @@
-"""What the routes of a surface are given; it travels with each request, so that routes are plain functions."""
+"""What the routes of a surface are given; it travels with each request, so routes are plain functions."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -39,6 +40,13 @@ HEARTBEAT = Decoder(HeartbeatRequest)
 COMPLETE = Decoder(CompleteRequest)
 COMPLETE_BATCH = Decoder(CompleteBatchRequest)
 EVENTS = Decoder(EventsRequest)
+
+
+class CompletionAnswers(Struct, frozen=True):
+    """For each completion, in order, what its single call would have answered, or why it was refused:
+    ``task_id``, ``code``, ``reason``, ``detail``."""
+
+    completions: list[dict[str, Any]]
 
 
 class FetchQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,7 +119,7 @@ async def task_complete(request: ApiRequest) -> Answer:
 @endpoint(
     "POST",
     "/internal/task-complete-batch",
-    Operation(identity=Identity.WORKER, body=CompleteBatchRequest, answers={200: CompleteBatchResponse}),
+    Operation(identity=Identity.WORKER, body=CompleteBatchRequest, answers={200: CompletionAnswers}),
 )
 async def task_complete_batch(request: ApiRequest) -> Answer:
     """End several attempts in one call; each is accepted or refused on its own."""

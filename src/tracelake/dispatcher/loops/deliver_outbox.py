@@ -50,7 +50,6 @@ class OutboxDelivery:
         self._wakened = asyncio.Event()
         self._delivered = Counter("tracelake_outbox_delivered_total", "Delivered.", registry=registry)
         self._failed = Counter("tracelake_outbox_failed_total", "Failed deliveries.", registry=registry)
-        self._given_up = Counter("tracelake_outbox_given_up_total", "Given up.", registry=registry)
         db.on_commit(self.notice)
 
     def notice(self, entries: Sequence[OutboxEntry]) -> None:
@@ -123,5 +122,4 @@ class OutboxDelivery:
             lock=DeployLock.NONE,
         )
         self._failed.inc(len(ids))
-        self._given_up.inc(given_up)
         log.warning("outbox delivery failed", count=len(ids), given_up=given_up, error=error)

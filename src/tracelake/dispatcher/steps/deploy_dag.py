@@ -7,6 +7,7 @@ once was takes up its old generation with all its data: that is what makes a rol
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 from uuid import UUID
@@ -21,7 +22,7 @@ from tracelake.domain.dag.model import (
     PublishedOutput,
     SourceKind,
 )
-from tracelake.domain.dag.parse import parse_dag
+from tracelake.domain.dag.parse import line_locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
 from tracelake.domain.dag.world import OutputRef, World
 from tracelake.store import dags, outbox, tasks
@@ -42,7 +43,8 @@ class Deployed:
 
 async def plan_dag(ctx: StepContext, yaml: str) -> DeployPlan:
     """What a deploy of this file would change; changes nothing."""
-    return plan_deploy(*await _read(ctx, yaml))
+    spec, active = await _read(ctx, yaml)
+    return plan_deploy(spec, active, lambda path: line_locator(yaml)(path))
 
 
 async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
@@ -51,7 +53,8 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
 
     async def work(tx: Transaction) -> Deployed:
         active = await dags.active(tx)
-        plan = plan_deploy(spec, {name: dag.spec for name, dag in active.items()})
+        specs = {name: dag.spec for name, dag in active.items()}
+        plan = plan_deploy(spec, specs, lambda path: line_locator(yaml)(path))
         known = await dags.version_of_yaml(tx, spec.name, sha256)
         version = known or await dags.add_version(tx, ctx.org_id, spec, yaml, sha256, actor)
         if not (spec.name in active and active[spec.name].version == version):
@@ -68,7 +71,8 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
 
 
 async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec]]:
-    """Parse outside of the deploy lock; what others publish is checked again inside."""
+    """Parse outside of the deploy lock and of the event loop (a large file takes seconds); what others publish
+    is checked again inside."""
 
     async def work(tx: Transaction) -> dict[str, DagSpec]:
         return {name: dag.spec for name, dag in (await dags.active(tx)).items()}
@@ -76,7 +80,7 @@ async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec
     active = await ctx.db.run(work, lock=DeployLock.NONE)
     published = {entry.name: name for name, spec in active.items() for entry in spec.publish}
     installation = Installation(runtimes=ctx.runtimes.traits(), published_elsewhere=published)
-    return parse_dag(yaml, installation), active
+    return await asyncio.to_thread(parse_dag, yaml, installation), active
 
 
 class _Executor:

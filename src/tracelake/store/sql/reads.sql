@@ -68,9 +68,12 @@ SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kin
        t.ended_at, t.error_message, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
        j.max_concurrency,
        (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running') AS running,
-       t.kind = 'cursor' AND EXISTS (
-            SELECT 1 FROM task e WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.attempt > 0
-              AND e.status IN ('Queued', 'Running') AND e.seq < t.seq) AS earlier_cursor_task
+       t.kind = 'cursor' AND (
+            EXISTS (SELECT 1 FROM task e
+                    WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Queued' AND e.seq < t.seq)
+            OR EXISTS (SELECT 1 FROM task e
+                       WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Running' AND e.seq < t.seq)
+       ) AS earlier_cursor_task
 FROM task t JOIN job j USING (job_id) WHERE t.task_id = $1
 
 -- name: task_attempts

@@ -1,0 +1,146 @@
+"""``tracelake dispatcher``: the control plane, on an embedded Postgres or on given ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tracelake.dev.home import QUEUE_DATABASE, STATE_DATABASE, Home
+from tracelake.dispatcher.app import Endpoints, run_dispatcher
+from tracelake.dispatcher.settings import DispatcherSettings
+from tracelake.domain.errors import Invalid
+from tracelake.logs import configure_logs
+from tracelake.secret import Secret
+
+HELP = """Run the Dispatcher: it turns events into leased tasks and serves two ports.
+
+The **user port** is for people, the CLI and CI (`/v1/*`, `Authorization: Bearer`); the **internal port** is for
+workers (`/internal/*`) and tasks (`/v1/task/*`) and must not be reachable from elsewhere.
+
+Without DSNs it starts a Postgres of its own inside the home. With `--state-dsn` (or `TRACELAKE_STATE_DSN`) it
+uses a given one, version 15 or newer; the queue is then a database of its own, given by `--queue-dsn`.
+
+Examples:
+
+    tracelake dispatcher --home ./home
+
+    tracelake dispatcher --home ./home --user-port 0 --internal-port 0 --ready-file ready.json
+
+    TRACELAKE_STATE_DSN=postgresql://… TRACELAKE_QUEUE_DSN=postgresql://… tracelake dispatcher --home ./home
+"""
+
+HomeOption = Annotated[Path, typer.Option(help="Folder for keys, tokens, objects and the embedded Postgres.")]
+StateDsn = Annotated[
+    str | None, typer.Option(envvar="TRACELAKE_STATE_DSN", help="State database (prefer the variable).")
+]
+QueueDsn = Annotated[
+    str | None, typer.Option(envvar="TRACELAKE_QUEUE_DSN", help="Queue database (prefer the variable).")
+]
+RuntimeOption = Annotated[
+    list[str] | None, typer.Option("--runtime", help="Register another runtime, as NAME=QUEUE. Repeatable.")
+]
+
+
+def dispatcher(
+    home: HomeOption = Path(".tracelake"),
+    state_dsn: StateDsn = None,
+    queue_dsn: QueueDsn = None,
+    host: Annotated[str, typer.Option(help="Address that both ports listen on.")] = "127.0.0.1",
+    user_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8600,
+    internal_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8601,
+    runtime: RuntimeOption = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write the URLs and tokens here once both ports answer (mode 0600).")
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
+) -> None:
+    if (state_dsn is None) != (queue_dsn is None):
+        raise Invalid("DsnMissing", "--state-dsn and --queue-dsn go together")
+    configure_logs("json" if log_format == "json" else "text")
+    place = Home(home)
+    with ExitStack() as stack:
+        if state_dsn is None or queue_dsn is None:
+            state_dsn, queue_dsn = stack.enter_context(_embedded(place))
+        settings = DispatcherSettings(
+            state_dsn=Secret(state_dsn),
+            queue_dsn=Secret(queue_dsn),
+            queue_password=Secret(place.secrets().queue_password),
+            user_token=Secret(place.secrets().user_token),
+            object_root=place.objects,
+            key_folder=place.keys,
+            worker_token_file=place.worker_tokens,
+            host=host,
+            user_port=user_port,
+            internal_port=internal_port,
+            runtimes=_runtimes(runtime or []),
+        )
+        _serve(place, settings, ready_file)
+
+
+dispatcher.__doc__ = HELP
+
+
+@contextmanager
+def _embedded(place: Home) -> Iterator[tuple[str, str]]:
+    from tracelake.embedded_postgres import Cluster
+
+    with Cluster(place.state_cluster, name="state") as cluster:
+        for database in (STATE_DATABASE, QUEUE_DATABASE):
+            cluster.ensure_database(database)
+        yield cluster.dsn(STATE_DATABASE), cluster.dsn(QUEUE_DATABASE)
+
+
+def _serve(place: Home, settings: DispatcherSettings, ready_file: Path | None) -> None:
+    import uvloop
+
+    def ready(endpoints: Endpoints) -> None:
+        if ready_file is not None:
+            _write_ready(ready_file, place, endpoints)
+        typer.echo(f"ready  user {endpoints.user_url}  internal {endpoints.internal_url}")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await run_dispatcher(settings, stop, ready)
+
+    uvloop.run(main())
+
+
+def _write_ready(path: Path, place: Home, endpoints: Endpoints) -> None:
+    """Whole or not at all: whoever waits for the file may read it as soon as it is there."""
+    from tracelake.tokens.worker_tokens import first_token
+
+    content = msgspec.json.encode(
+        {
+            "user_url": endpoints.user_url,
+            "internal_url": endpoints.internal_url,
+            "user_token": place.secrets().user_token,
+            "worker_token": first_token(place.worker_tokens),
+            "pid": os.getpid(),
+        }
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def _runtimes(entries: list[str]) -> dict[str, str]:
+    runtimes = {}
+    for entry in entries:
+        name, sep, queue = entry.partition("=")
+        if not (sep and name and queue):
+            raise Invalid("InvalidRuntime", f"--runtime takes NAME=QUEUE, not {entry!r}")
+        runtimes[name] = queue
+    return runtimes

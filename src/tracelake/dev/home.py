@@ -1,0 +1,87 @@
+"""A home: the folder in which one installation on one machine keeps everything it has.
+
+home/
+  postgres/state, postgres/data   embedded clusters
+  keys/                           signing keys of task tokens
+  secrets.json                    the first user's token and the queue's password, 0600
+  worker_tokens                   one token per line, read again when it changes
+  objects/                        Parquet and artifacts
+  logs/                           one file per process
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.tokens.private_files import create_private, read_private
+from tracelake.tokens.user_tokens import new_token
+from tracelake.tokens.worker_tokens import create_token_file
+
+STATE_DATABASE = "tracelake_state"
+QUEUE_DATABASE = "tracelake_queue"
+DATA_DATABASE = "tracelake_data"
+
+
+class HomeSecrets(msgspec.Struct, frozen=True):
+    user_token: str
+    queue_password: str
+
+    def __repr__(self) -> str:
+        return "HomeSecrets(…)"
+
+
+class Home:
+    """Made on first use; an existing empty folder will do, whatever its mode."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                "HomeUnusable", f"can't make the home {self.folder}: {error.strerror}"
+            ) from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise Unavailable("HomeUnusable", f"can't write in the home {self.folder}")
+
+    @property
+    def state_cluster(self) -> Path:
+        return self.folder / "postgres" / "state"
+
+    @property
+    def data_cluster(self) -> Path:
+        return self.folder / "postgres" / "data"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+    @property
+    def objects(self) -> Path:
+        return self.folder / "objects"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def worker_tokens(self) -> Path:
+        path = self.folder / "worker_tokens"
+        create_token_file(path)
+        return path
+
+    def secrets(self) -> HomeSecrets:
+        """Made at first start, the same ever after."""
+        path = self.folder / "secrets.json"
+        if not path.exists():
+            made = HomeSecrets(new_token()[0], secrets.token_urlsafe(24))
+            create_private(path, msgspec.json.encode(made))
+        try:
+            return msgspec.json.decode(read_private(path), type=HomeSecrets)
+        except msgspec.DecodeError as error:
+            raise Invalid("HomeDamaged", f"{path} can't be read: {error}") from None

@@ -1,0 +1,226 @@
+"""The Dispatcher process: wires the state database, the queue, the steps, the loops and both ports together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
+
+from tracelake.dispatcher.api.apps import internal_app, user_app
+from tracelake.dispatcher.api.edge import HttpMetrics
+from tracelake.dispatcher.coalescing_dispatch import CoalescingDispatch
+from tracelake.dispatcher.listener import Listener
+from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
+from tracelake.dispatcher.loops.every import every
+from tracelake.dispatcher.loops.observe_state import observe_state
+from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
+from tracelake.dispatcher.metrics import StateGauges, StepMetrics
+from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.dispatcher.settings import DispatcherSettings
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.reap_leases import begin_listening, reap_leases
+from tracelake.dispatcher.steps.reconcile_partitions import reconcile_partitions
+from tracelake.dispatcher.steps.rewake_queued import rewake_queued
+from tracelake.dispatcher.steps.watch_sources import watch_sources
+from tracelake.domain.entropy import Entropy
+from tracelake.domain.errors import Unavailable
+from tracelake.objects.directory import DirectoryStore
+from tracelake.queue.base import Queue
+from tracelake.queue.install import install
+from tracelake.queue.postgres import PostgresQueue
+from tracelake.store import users
+from tracelake.store.db import Database, DeployLock, Transaction, open_pool
+from tracelake.store.jobs import JobCards
+from tracelake.store.migrate import migrate
+from tracelake.tokens.signing import PemKeyring
+from tracelake.tokens.worker_tokens import WorkerTokens
+
+log = structlog.get_logger(__name__)
+
+QUEUE_ROLE = "tracelake_queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    user_url: str
+    internal_url: str
+
+
+async def run_dispatcher(
+    settings: DispatcherSettings, stop: asyncio.Event, on_ready: Callable[[Endpoints], None]
+) -> None:
+    """Serve until ``stop`` is set, then finish what is under way and leave."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    async with AsyncExitStack() as stack:
+        user_port = Listener("user", settings.host, settings.user_port)
+        stack.callback(user_port.close)
+        internal_port = Listener("internal", settings.host, settings.internal_port)
+        stack.callback(internal_port.close)
+        ctx, keyring = await stack.enter_async_context(_steps(settings, registry))
+        queue = await stack.enter_async_context(_queue(settings))
+        dispatch = CoalescingDispatch(ctx)
+        local = InProcessRuntime(dispatch, f"dispatcher:{socket.gethostname()}:{os.getpid()}")
+        delivery = OutboxDelivery(ctx.db, queue, ctx.runtimes, local.submit, registry)
+        metrics = HttpMetrics(registry)
+        checks = {"queue": _check(queue)}
+        servers = [
+            user_port.serve(user_app(dispatch, metrics=metrics, checks=checks)),
+            internal_port.serve(
+                internal_app(
+                    dispatch,
+                    worker_tokens=WorkerTokens(file=settings.worker_token_file),
+                    public_keys=keyring.public_keys,
+                    metrics=metrics,
+                    checks=checks,
+                )
+            ),
+        ]
+        serving = [asyncio.create_task(server) for server in servers]
+        loops = [asyncio.create_task(loop) for loop in _loops(settings, ctx, queue, delivery, registry)]
+        await asyncio.gather(user_port.started(), internal_port.started())
+        endpoints = Endpoints(user_port.url, internal_port.url)
+        log.info("dispatcher ready", user_url=endpoints.user_url, internal_url=endpoints.internal_url)
+        on_ready(endpoints)
+        await _until_stopped(stop, [*serving, *loops])
+        log.info("dispatcher stopping")
+        user_port.stop()
+        internal_port.stop()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await local.drain()
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+    log.info("dispatcher stopped")
+
+
+def _check(queue: Queue) -> Callable[[], Awaitable[None]]:
+    async def check() -> None:
+        await queue.depths()
+
+    return check
+
+
+async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Until told to stop, or until one of ``tasks``, none of which should ever end, ends."""
+    waiting = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for task in done - {waiting}:
+        if error := task.exception():
+            log.error("a part of the dispatcher failed", error=repr(error))
+
+
+@asynccontextmanager
+async def _steps(
+    settings: DispatcherSettings, registry: CollectorRegistry
+) -> AsyncIterator[tuple[StepContext, PemKeyring]]:
+    await _prepare_state(settings.state_dsn.reveal())
+    pool = await open_pool(
+        settings.state_dsn.reveal(), max_size=settings.state_connections, application="tracelake-dispatcher"
+    )
+    try:
+        db = Database(pool)
+        org_id = await db.run(lambda tx: _first_user(tx, settings), lock=DeployLock.NONE)
+        keyring = PemKeyring(settings.key_folder)
+        settings.object_root.mkdir(parents=True, exist_ok=True)
+        yield (
+            StepContext(
+                db=db,
+                entropy=Entropy(),
+                cards=JobCards(),
+                objects=DirectoryStore(settings.object_root),
+                signer=keyring,
+                runtimes=RuntimeRegistry(settings.runtimes),
+                org_id=org_id,
+                metrics=StepMetrics(registry),
+            ),
+            keyring,
+        )
+    finally:
+        await pool.close()
+
+
+async def _first_user(tx: Transaction, settings: DispatcherSettings) -> UUID:
+    org_id = await users.ensure_org(tx)
+    user_id = await users.ensure_user(tx, org_id, "admin")
+    await users.keep_token(tx, user_id, settings.user_token.reveal(), "installation")
+    return org_id
+
+
+async def _prepare_state(dsn: str) -> None:
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise Unavailable("StateUnavailable", f"can't connect to the state database: {error}") from None
+    try:
+        for name in await migrate(connection):
+            log.info("migration applied", migration=name)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _queue(settings: DispatcherSettings) -> AsyncIterator[Queue]:
+    dsn = settings.queue_dsn.reveal()
+    still_open = await install(dsn, role=QUEUE_ROLE, password=settings.queue_password.reveal())
+    if exposed := [name for name in still_open if name not in ("postgres", "template1")]:
+        log.warning("the queue's role may connect to other databases", databases=exposed)
+    queue = await PostgresQueue.open(dsn)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+def _loops(
+    settings: DispatcherSettings,
+    ctx: StepContext,
+    queue: Queue,
+    delivery: OutboxDelivery,
+    registry: CollectorRegistry,
+) -> list[Coroutine[Any, Any, None]]:
+    gauges = StateGauges(registry)
+    reaper = _Reaper(ctx)
+    return [
+        delivery.deliver_fresh(),
+        every(settings.outbox_sweep_seconds, "outbox", delivery.sweep),
+        every(settings.reap_seconds, "reaper", reaper.reap, on_error=reaper.deaf),
+        every(settings.rewake_seconds, "rewake", lambda: rewake_queued(ctx, settings.rewake_after_seconds)),
+        every(settings.reconcile_seconds, "reconcile", lambda: reconcile_partitions(ctx)),
+        every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
+        every(
+            settings.observe_seconds,
+            "observe",
+            lambda: observe_state(ctx.db, queue, ctx.runtimes, gauges),
+        ),
+    ]
+
+
+class _Reaper:
+    """Remembers since when this process has been able to hear heartbeats."""
+
+    def __init__(self, ctx: StepContext) -> None:
+        self._ctx = ctx
+        self._listening_since: datetime | None = None
+
+    def deaf(self) -> None:
+        self._listening_since = None
+
+    async def reap(self) -> None:
+        if self._listening_since is None:
+            self._listening_since = await begin_listening(self._ctx)
+        reaped = await reap_leases(self._ctx, self._listening_since)
+        if reaped:
+            log.warning("leases ran out", attempts=reaped)

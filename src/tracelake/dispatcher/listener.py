@@ -1,0 +1,76 @@
+"""HTTP servers in one event loop: sockets bound first, so that a taken port is said before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator
+
+import uvicorn
+from litestar.types import ASGIApp
+
+from tracelake.domain.errors import Conflict
+
+SHUTDOWN_SECONDS = 5
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to whoever runs the process, not to one of its servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Listener:
+    def __init__(self, what: str, host: str, port: int) -> None:
+        self._socket = _bind(what, host, port)
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    async def serve(self, app: ASGIApp) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            http="httptools",
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            backlog=1024,
+        )
+        self._server = _Server(config)
+        await self._server.serve(sockets=[self._socket])
+
+    async def started(self) -> None:
+        while self._server is None or not self._server.started:
+            await asyncio.sleep(0.005)
+
+    def stop(self) -> None:
+        """Answer what is under way, take nothing new."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _bind(what: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise Conflict(
+            "PortTaken",
+            f"the {what} port {host}:{port} can't be used ({error.strerror}); choose another, or 0",
+        ) from None
+    return listening

@@ -1,0 +1,90 @@
+"""Both ports of a Dispatcher over given steps, with clients that hold a credential of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from tracelake.dispatcher.api.apps import internal_app, user_app
+from tracelake.dispatcher.api.dispatch import DirectDispatch, Dispatch
+from tracelake.dispatcher.api.edge import HttpMetrics, Surface
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.store import users
+from tracelake.store.db import Transaction
+from tracelake.tokens.jwks import PublicKeys
+from tracelake.tokens.signing import PemKeyring
+from tracelake.tokens.worker_tokens import WorkerTokens
+
+WORKER_TOKEN = "tlw_" + "w" * 40
+OLD_WORKER_TOKEN = "tlw_" + "o" * 40
+
+
+@dataclass(frozen=True, slots=True)
+class Surfaces:
+    """``internal`` and ``user`` present no credential, ``worker`` and ``person`` present theirs."""
+
+    internal_app: Surface
+    user_app: Surface
+    internal: httpx.AsyncClient
+    worker: httpx.AsyncClient
+    user: httpx.AsyncClient
+    person: httpx.AsyncClient
+    user_token: str
+
+    def task(self, capability_token: str) -> dict[str, str]:
+        return {"X-Trace-Task-Capability": capability_token}
+
+
+@asynccontextmanager
+async def open_surfaces(
+    ctx: StepContext,
+    *,
+    dispatch: Dispatch | None = None,
+    timeout: float = 30.0,
+    token_ttl: float = 3.0,
+    **more: Any,
+) -> AsyncIterator[Surfaces]:
+    metrics = HttpMetrics(CollectorRegistry())
+    dispatch = dispatch or DirectDispatch(ctx)
+    internal = internal_app(
+        dispatch,
+        worker_tokens=WorkerTokens(tokens=[WORKER_TOKEN, OLD_WORKER_TOKEN]),
+        public_keys=_public_keys(ctx),
+        metrics=metrics,
+        timeout=timeout,
+        **more,
+    )
+    user = user_app(dispatch, metrics=metrics, timeout=timeout, token_ttl=token_ttl, **more)
+    token = await ctx.db.run(_make_user)
+    async with (
+        _client(internal) as stranger,
+        _client(internal, {"X-Trace-Worker-Token": WORKER_TOKEN}) as worker,
+        _client(user) as anonymous,
+        _client(user, {"Authorization": f"Bearer {token}"}) as person,
+    ):
+        yield Surfaces(internal, user, stranger, worker, anonymous, person, token)
+
+
+def _client(app: Surface, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://dispatcher", headers=headers)
+
+
+def _public_keys(ctx: StepContext) -> Any:
+    def keys(now: datetime) -> PublicKeys:
+        assert isinstance(ctx.signer, PemKeyring)
+        return ctx.signer.public_keys(now)
+
+    return keys
+
+
+async def _make_user(tx: Transaction) -> str:
+    org_id = await users.ensure_org(tx)
+    user_id = await users.ensure_user(tx, org_id, "tester")
+    return await users.create_token(tx, user_id, "tests")
