@@ -73,22 +73,28 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGate:
-    """What a job allows right now: ``running`` of at most ``cap``, and whether an earlier cursor task lives."""
+    """What stands between a queued task and its attempt: ``running`` of at most ``cap``, an earlier cursor task
+    that lives, an input that no longer has the task's scope, or a later task of the same scope."""
 
     running: int = 0
     cap: int | None = None
     earlier_cursor_task: bool = False
+    inputs_committed: bool = True
+    superseded: bool = False
 
     @property
     def closed(self) -> bool:
-        return self.earlier_cursor_task or (self.cap is not None and self.running >= self.cap)
+        full = self.cap is not None and self.running >= self.cap
+        return full or self.earlier_cursor_task or not self.inputs_committed
 
 
 class ClaimVerdict(StrEnum):
-    """``CLAIM`` a new attempt, hand out the ``SAME_LEASE`` again, or refuse with the wire's reason."""
+    """``CLAIM`` a new attempt, hand out the ``SAME_LEASE`` again, or refuse with the wire's reason. What is
+    ``SUPERSEDED`` is canceled on the way."""
 
     CLAIM = "Claim"
     SAME_LEASE = "SameLease"
+    SUPERSEDED = "Superseded"
     ALREADY_RUNNING = "AlreadyRunning"
     COMPLETED = "Completed"
     CANCELED = "Canceled"
@@ -110,6 +116,8 @@ def decide_claim(
         case TaskStatus.RUNNING:
             same = claim_key is not None and (worker_id, claim_key) == (task.worker_id, task.claim_key)
             return ClaimVerdict.SAME_LEASE if same else ClaimVerdict.ALREADY_RUNNING
+        case TaskStatus.QUEUED if gate.superseded:
+            return ClaimVerdict.SUPERSEDED
         case TaskStatus.QUEUED:
             waits = task.ready_at > now or task.job_paused or gate.closed
             return ClaimVerdict.NOT_READY if waits else ClaimVerdict.CLAIM

@@ -35,6 +35,9 @@ _RETRY = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
+    # Two transactions made the same row at once: the second one decides again, seeing the first.
+    asyncpg.UniqueViolationError,
+    asyncpg.ExclusionViolationError,
 )
 _LOST = (
     asyncpg.PostgresConnectionError,

@@ -127,6 +127,7 @@ async def claim_inputs(tx: Transaction, tasks: Sequence[TaskRow]) -> dict[UUID, 
         [task.state.kind.value for task in tasks],
         [task.scope.start if task.scope else None for task in tasks],
         [task.scope.end if task.scope else None for task in tasks],
+        [task.seq for task in tasks],
     )
     inputs: dict[UUID, list[Row]] = {task.task_id: [] for task in tasks}
     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -35,7 +35,7 @@ class Surfaces:
     worker: httpx.AsyncClient
     user: httpx.AsyncClient
     person: httpx.AsyncClient
-    user_token: str
+    user_token: str = field(repr=False)
 
     def task(self, capability_token: str) -> dict[str, str]:
         return {"X-Trace-Task-Capability": capability_token}

@@ -22,9 +22,9 @@ from tracelake.contracts.dispatcher_api import (
 from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.task_token import issue_token
-from tracelake.domain.task import ClaimGate, ClaimVerdict, decide_claim
+from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskStatus, decide_claim
 from tracelake.store import jobs, tasks
-from tracelake.store.db import Transaction
+from tracelake.store.db import Row, Transaction
 from tracelake.store.jobs import JobCard
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
 
@@ -32,6 +32,7 @@ _REFUSALS: dict[ClaimVerdict, NotClaimedReason] = {
     ClaimVerdict.ALREADY_RUNNING: "AlreadyRunning",
     ClaimVerdict.COMPLETED: "Completed",
     ClaimVerdict.CANCELED: "Canceled",
+    ClaimVerdict.SUPERSEDED: "Canceled",
     ClaimVerdict.NOT_FOUND: "NotFound",
     ClaimVerdict.FAILED: "Failed",
     ClaimVerdict.NOT_READY: "NotReady",
@@ -80,11 +81,15 @@ async def _claim(
 ) -> list[_Granted | ClaimVerdict]:
     rows = await tasks.lock(tx, {claim.task_id for claim in claims})
     gates = await _gates(tx, list(rows.values()))
-    verdicts = _decide(claims, rows, gates)
+    queued = [row for row in rows.values() if row.state.status is TaskStatus.QUEUED]
+    reads = await tasks.claim_inputs(tx, queued) if queued else {}
+    verdicts = _decide(claims, rows, _with_inputs(gates, reads))
+    superseded = [c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.SUPERSEDED]
+    await tasks.cancel(tx, superseded, "a later task covers the same scope")
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
     outputs = await jobs.output_state(tx, cards) if cards else {}
-    started = await _start(ctx, tx, claims, rows, verdicts, cards, outputs)
+    started = await _start(ctx, tx, claims, rows, verdicts, reads, cards, outputs)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
@@ -105,6 +110,18 @@ async def _gates(tx: Transaction, rows: Sequence[TaskRow]) -> dict[UUID, ClaimGa
         return {}
     await tasks.lock_gates(tx, (row.job_id for row in gated))
     return await tasks.claim_gates(tx, gated)
+
+
+def _with_inputs(gates: dict[UUID, ClaimGate], reads: dict[UUID, list[Row]]) -> dict[UUID, ClaimGate]:
+    """The gates, with what the tasks' inputs say: an invalidation may have taken a scope back meanwhile."""
+    return gates | {
+        task_id: replace(
+            gates.get(task_id, ClaimGate()),
+            inputs_committed=all(row["committed"] for row in inputs),
+            superseded=any(row["superseded"] for row in inputs),
+        )
+        for task_id, inputs in reads.items()
+    }
 
 
 def _decide(
@@ -145,6 +162,7 @@ async def _start(
     claims: Sequence[ClaimRequest],
     rows: dict[UUID, TaskRow],
     verdicts: Sequence[ClaimVerdict],
+    reads: dict[UUID, list[Row]],
     cards: dict[UUID, JobCard],
     outputs: render_payload.OutputState,
 ) -> dict[UUID, _Started]:
@@ -159,10 +177,7 @@ async def _start(
     if not new:
         return started
     claimed = [rows[task_id] for task_id in new]
-    frozen = {
-        task_id: render_payload.freeze_inputs(rows[task_id], inputs)
-        for task_id, inputs in (await tasks.claim_inputs(tx, claimed)).items()
-    }
+    frozen = {task_id: render_payload.freeze_inputs(rows[task_id], reads[task_id]) for task_id in new}
     starts = [
         AttemptStart(
             task.task_id,

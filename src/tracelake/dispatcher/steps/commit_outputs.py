@@ -8,6 +8,7 @@ writes may have been invalidated since its claim.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -36,10 +37,17 @@ from tracelake.store.jobs import JobCard
 from tracelake.store.tasks import TaskRow
 
 
-async def verify_files(ctx: StepContext, request: CompleteRequest) -> None:
-    """Are the files there that the completion speaks of? Says nothing about the fence: that comes later."""
-    if request.status != "Completed" or not request.outputs or request.attempt is None:
-        return
+Files = dict[int, list[dict[str, Any]]]
+"""For each output of a completion, by its place in the list, the files that were found for it."""
+
+
+async def verify_files(ctx: StepContext, request: CompleteRequest) -> Files:
+    """Are the files there that the completion speaks of? Says nothing about the fence: that comes later.
+
+    What was found is what gets committed, so that a file added later is never part of the partition.
+    """
+    if request.status != "Completed" or request.attempt is None or not any(map(_has_files, request.outputs)):
+        return {}
 
     async def work(tx: Transaction) -> tuple[TaskRow, JobCard] | None:
         task = await tasks.read(tx, request.task_id)
@@ -47,35 +55,46 @@ async def verify_files(ctx: StepContext, request: CompleteRequest) -> None:
             return None
         return task, (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
 
-    found = await ctx.db.run(work, lock=DeployLock.NONE)
-    if found is None:
-        return
-    task, card = found
-    for output in request.outputs:
+    known = await ctx.db.run(work, lock=DeployLock.NONE)
+    if known is None:
+        return {}
+    task, card = known
+    files: Files = {}
+    for index, output in enumerate(request.outputs):
         target, scope = resolve_output(card, output)
-        if target.storage is Storage.PARQUET and isinstance(scope, PartitionScope) and task.epoch is not None:
-            staging = ctx.objects.staging_prefix(
-                target.dataset_uuid, target.dataset_version, task.task_id, request.attempt, task.epoch
-            )
-            await verify_output(
-                ctx.objects,
-                staging,
-                output.location or staging.uri,
-                output.manifest,
-                output.row_count,
-                scope.range.start,
-                scope.range.end,
-            )
+        if target.storage is not Storage.PARQUET or task.epoch is None or not _has_files(output):
+            continue
+        staging = ctx.objects.staging_prefix(
+            target.dataset_uuid, target.dataset_version, task.task_id, request.attempt, task.epoch
+        )
+        found = await verify_output(
+            ctx.objects,
+            staging,
+            output.location or staging.uri,
+            output.manifest,
+            output.row_count,
+            *scope.bounds,
+            name=target.name,
+        )
+        files[index] = [{"location": file.location.uri, "bytes": file.bytes} for file in found]
+    return files
+
+
+def _has_files(output: OutputIn) -> bool:
+    return output.location is not None or output.manifest is not None
 
 
 async def produced_by_completion(
-    tx: Transaction, task: TaskRow, card: JobCard, request: CompleteRequest
+    tx: Transaction, task: TaskRow, card: JobCard, request: CompleteRequest, files: Files
 ) -> list[ProducedEvent]:
     """The events that this completion makes count: its own, and one for each output that it didn't name."""
     producer = Producer(
         card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
     )
-    outputs = [_output_event(task, card, producer, output) for output in request.outputs]
+    outputs = [
+        _output_event(task, card, producer, output, files.get(index))
+        for index, output in enumerate(request.outputs)
+    ]
     _check_complete(task, card, request.outputs)
     sent = await resolve_events(tx, producer, card, request.events)
     committed = {(event.dataset_version, event.scope.bounds, event.scope.kind): event for event in outputs}
@@ -85,8 +104,12 @@ async def produced_by_completion(
     return [*committed.values(), *merged]
 
 
-def _output_event(task: TaskRow, card: JobCard, producer: Producer, output: OutputIn) -> ProducedEvent:
+def _output_event(
+    task: TaskRow, card: JobCard, producer: Producer, output: OutputIn, files: list[dict[str, Any]] | None
+) -> ProducedEvent:
     target, scope = resolve_output(card, output)
+    if target.storage is Storage.PARQUET and files is None and output.row_count != 0:
+        raise Invalid("OutputMissing", f"output {output.output_index} names no files and isn't empty")
     stored = target.storage is not Storage.NONE and isinstance(scope, PartitionScope)
     if stored and task.scope is not None and not task.scope.covers(BlockRange(*scope.bounds)):
         raise Invalid(
@@ -100,10 +123,17 @@ def _output_event(task: TaskRow, card: JobCard, producer: Producer, output: Outp
         scope,
         materialized=Materialized(
             output.location,
-            msgspec.to_builtins(output.manifest) if output.manifest is not None else None,
+            _manifest(output, files),
             output.row_count,
         ),
     )
+
+
+def _manifest(output: OutputIn, files: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    if output.manifest is not None:
+        manifest: dict[str, Any] = msgspec.to_builtins(output.manifest)
+        return manifest
+    return {"files": files} if files is not None else None
 
 
 def _check_complete(task: TaskRow, card: JobCard, outputs: Sequence[OutputIn]) -> None:

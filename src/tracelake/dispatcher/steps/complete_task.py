@@ -21,13 +21,21 @@ from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import count_events, open_gates
 from tracelake.dispatcher.steps.end_attempts import AttemptOver, Ended, end_attempts
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
-from tracelake.domain.errors import BadRequest, Conflict, Invalid, NotFound, TracelakeError
+from tracelake.domain.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound, TracelakeError
 from tracelake.domain.task import Outcome, TaskKind, TaskStatus, check_may_act
 from tracelake.store import datasets, tasks
 from tracelake.store.db import Transaction
 from tracelake.store.tasks import EndedAttempt, TaskRow
 
 Answer = CompleteResponse | TracelakeError
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A completion, and the files that were found for it."""
+
+    request: CompleteRequest
+    files: commit_outputs.Files
 
 
 @dataclass(slots=True)
@@ -43,22 +51,22 @@ class _Accepted:
 async def complete_tasks(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[Answer]:
     """One answer per request, in order: what was accepted, or why it wasn't."""
     refused: dict[int, TracelakeError] = {}
+    verified: list[_Verified] = []
     for index, request in enumerate(requests):
         try:
-            await commit_outputs.verify_files(ctx, request)
-        except (Invalid, Conflict, BadRequest) as error:
+            verified.append(_Verified(request, await commit_outputs.verify_files(ctx, request)))
+        except (Invalid, Forbidden, Conflict) as error:
             refused[index] = error
-    passed = [index for index in range(len(requests)) if index not in refused]
-    answers = await _run(ctx, [requests[index] for index in passed])
+    answers = await _run(ctx, verified)
     accepted = iter(answers)
     return [refused.get(index) or next(accepted) for index in range(len(requests))]
 
 
-async def _run(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[Answer]:
+async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[Answer]:
     async def work(tx: Transaction) -> list[Answer]:
-        return await _complete(ctx, tx, requests)
+        return await _complete(ctx, tx, verified)
 
-    if not requests:
+    if not verified:
         return []
     try:
         with ctx.metrics.timed("complete"):
@@ -67,9 +75,9 @@ async def _run(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[An
             _count(ctx, answer)
         return answers
     except (Invalid, Conflict) as error:
-        if len(requests) == 1:
+        if len(verified) == 1:
             return [error]
-    return [answer for request in requests for answer in await _run(ctx, [request])]
+    return [answer for entry in verified for answer in await _run(ctx, [entry])]
 
 
 def _count(ctx: StepContext, answer: Answer) -> None:
@@ -81,17 +89,19 @@ def _count(ctx: StepContext, answer: Answer) -> None:
         ctx.metrics.retries.inc()
 
 
-async def _complete(ctx: StepContext, tx: Transaction, requests: Sequence[CompleteRequest]) -> list[Answer]:
+async def _complete(ctx: StepContext, tx: Transaction, verified: Sequence[_Verified]) -> list[Answer]:
+    requests = [entry.request for entry in verified]
     rows = await tasks.lock(tx, {request.task_id for request in requests})
     answers: dict[int, Answer] = {}
     accepted: dict[int, _Accepted] = {}
     seen: set[UUID] = set()
-    for index, request in enumerate(requests):
+    for index, entry in enumerate(verified):
+        task_id = entry.request.task_id
         try:
-            if request.task_id in seen:
+            if task_id in seen:
                 raise Conflict("StaleLease", "the call completes this task twice")
-            accepted[index] = await _accept(ctx, tx, rows.get(request.task_id), request)
-            seen.add(request.task_id)
+            accepted[index] = await _accept(ctx, tx, rows.get(task_id), entry)
+            seen.add(task_id)
         except TracelakeError as error:
             answers[index] = error
     answers |= await _repeats(tx, requests, answers, rows)
@@ -99,9 +109,8 @@ async def _complete(ctx: StepContext, tx: Transaction, requests: Sequence[Comple
     return [answers[index] for index in range(len(requests))]
 
 
-async def _accept(
-    ctx: StepContext, tx: Transaction, task: TaskRow | None, request: CompleteRequest
-) -> _Accepted:
+async def _accept(ctx: StepContext, tx: Transaction, task: TaskRow | None, verified: _Verified) -> _Accepted:
+    request = verified.request
     if task is None:
         raise NotFound("UnknownTask", f"there is no task {request.task_id}")
     if request.attempt is None or request.lease_token is None:
@@ -117,7 +126,7 @@ async def _accept(
             )
         return _Accepted(request, task, [], outcome)
     card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
-    produced = await commit_outputs.produced_by_completion(tx, task, card, request)
+    produced = await commit_outputs.produced_by_completion(tx, task, card, request, verified.files)
     return _Accepted(request, task, produced, outcome)
 
 

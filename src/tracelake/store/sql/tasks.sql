@@ -41,9 +41,17 @@ SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigge
        CASE WHEN c.kind = 'cursor'
             THEN coalesce(dc.cursor, frontier(ji.dataset_version, coalesce(cc.cursor, -1))) END AS position,
        coalesce(cc.inv_start, inv.range_start) AS inv_start, coalesce(cc.inv_end, inv.range_end) AS inv_end,
-       coalesce(cc.inv_revision, inv.revision) AS inv_revision, inv.reason AS inv_reason
-FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[])
-     AS c(task_id, job_id, kind, range_start, range_end)
+       coalesce(cc.inv_revision, inv.revision) AS inv_revision, inv.reason AS inv_reason,
+       NOT ji.trigger OR c.kind <> 'partition' OR coalesce(dc.cursor >= c.range_end, false)
+           OR EXISTS (SELECT 1 FROM partition p
+                      WHERE p.dataset_version = ji.dataset_version AND p.current
+                        AND p.range_start = c.range_start AND p.range_end = c.range_end) AS committed,
+       c.kind = 'partition' AND EXISTS (
+           SELECT 1 FROM task later
+           WHERE later.kind = 'partition' AND later.job_id = c.job_id AND later.range_start = c.range_start
+             AND later.range_end = c.range_end AND later.seq > c.seq) AS superseded
+FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[])
+     AS c(task_id, job_id, kind, range_start, range_end, seq)
 JOIN job_input ji ON ji.job_id = c.job_id
 JOIN dataset_version dv ON dv.dataset_version = ji.dataset_version
 JOIN dataset d ON d.dataset_uuid = ji.dataset_uuid

@@ -1,0 +1,218 @@
+"""Every endpoint driven from its own OpenAPI document: no 5xx, and nothing that the document doesn't say.
+
+Both ports are served for real, over a real database. Requests are generated from the document, right and
+wrong ones; in about half of the right ones, ids are replaced by those of things that exist, so that the steps
+behind the routes are reached. The same requests in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+import uvicorn
+from hypothesis import HealthCheck, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import positive_data_acceptance
+
+from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.domain.entropy import Entropy
+from tracelake.objects.directory import DirectoryStore
+from tracelake.store.db import Database, open_pool
+from tracelake.store.jobs import JobCards
+from tracelake.testing.shared_postgres import SharedPostgres
+from tracelake.testing.state import ORG, build_state_template
+from tracelake.testing.surfaces import WORKER_TOKEN, open_surfaces
+from tracelake.tokens.signing import PemKeyring
+
+DAG = """
+name: driven
+jobs:
+  - {{ name: src, activation: source, runtime: dispatcher, source: {{ kind: manual }}, outputs: 1 }}
+  - {{ name: always, activation: source, runtime: ecs_python, operator: noop, source: {{ kind: always_on }},
+       outputs: [{{ name: rows, storage: postgres }}], update_strategy: replace }}
+  - name: cold
+    activation: reactive
+    runtime: ecs_python
+    operator: mine
+    inputs: [{{ from: {{ job: src, output: 0 }} }}]
+    outputs: [{{ name: rows, storage: parquet }}, {{ name: note, storage: none }}]
+    execution_strategy: PerPartition
+    update_strategy: replace
+    config: {{ n: {n} }}
+  - name: follow
+    activation: reactive
+    runtime: ecs_python
+    operator: noop
+    inputs: [{{ from: {{ job: always, output: 0 }} }}]
+    outputs: 1
+    execution_strategy: PerUpdate
+publish:
+  cold_rows: {{ from: {{ job: cold, output: 0 }} }}
+"""
+FILES = [DAG.format(n=0), DAG.format(n=1), "name: other\njobs: []\n", "name: driven\njobs:\n  - {name: x}\n"]
+# A well-formed request may ask for something that isn't there or isn't possible, so acceptance isn't checked.
+DECLINED = [positive_data_acceptance]
+
+
+@dataclass
+class Served:
+    """Both ports, and things that exist behind them."""
+
+    internal_url: str
+    user_url: str
+    user_token: str = field(repr=False)
+    capability_token: str = field(default="", repr=False)
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def served(postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    dsn = postgres_cluster.clone("state", build_state_template)
+    ready: list[Served] = []
+    servers: list[uvicorn.Server] = []
+    up = threading.Event()
+    folder = tmp_path_factory.mktemp("openapi")
+    thread = threading.Thread(target=lambda: asyncio.run(serve(dsn, folder, ready, servers, up)))
+    thread.start()
+    try:
+        assert up.wait(30)
+        [found] = ready
+        populate(found)
+        yield found
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join(30)
+        postgres_cluster.drop(dsn)
+
+
+async def serve(
+    dsn: str, folder: Path, ready: list[Served], servers: list[uvicorn.Server], up: threading.Event
+) -> None:
+    pool = await open_pool(dsn, min_size=1, max_size=8)
+    ctx = StepContext(
+        db=Database(pool),
+        entropy=Entropy(),
+        cards=JobCards(),
+        objects=DirectoryStore(folder / "objects"),
+        signer=PemKeyring(folder / "keys"),
+        runtimes=RuntimeRegistry(),
+        org_id=ORG,
+    )
+    async with open_surfaces(ctx) as api:
+        for app in (api.internal_app, api.user_app):
+            servers.append(
+                uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="none"))
+            )
+        serving = [asyncio.create_task(server.serve()) for server in servers]
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.01)
+        urls = [f"http://127.0.0.1:{s.servers[0].sockets[0].getsockname()[1]}" for s in servers]
+        ready.append(Served(*urls, api.user_token))
+        up.set()
+        await asyncio.gather(*serving)
+    await pool.close()
+
+
+def populate(served: Served) -> None:
+    person = {"Authorization": f"Bearer {served.user_token}"}
+    worker = {"X-Trace-Worker-Token": WORKER_TOKEN}
+    deployed = httpx.post(f"{served.user_url}/v1/dags", content=FILES[0], headers=person)
+    assert deployed.status_code == 201, deployed.text
+    for start in range(0, 400, 10):
+        scope = {"start": start, "end": start + 9}
+        url = f"{served.user_url}/v1/sources/driven/src/trigger"
+        assert httpx.post(url, json=scope, headers=person).status_code == 202
+    tasks = httpx.get(f"{served.user_url}/v1/tasks?limit=1000", headers=person).json()["tasks"]
+    for task in tasks[:30]:
+        body = {"task_id": task["task_id"], "worker_id": "w", "claim_key": "k"}
+        claim = httpx.post(f"{served.internal_url}/internal/task-claim", json=body, headers=worker).json()
+        assert claim["status"] == "Claimed"
+        served.claims.append(claim)
+    outputs = [output for job in deployed.json()["jobs"] for output in job["outputs"]]
+    served.capability_token = served.claims[0]["capability_token"]
+    served.known = {
+        "task_id": [task["task_id"] for task in tasks],
+        "dataset_uuid": [output["dataset_uuid"] for output in outputs],
+        "dataset_version": [output["dataset_version"] for output in outputs],
+        "dataset": ["cold_rows"],
+        "name": ["cold_rows", outputs[0]["dataset_uuid"]],
+        "dag": ["driven"],
+        "job": ["src", "cold", "always", "follow"],
+    }
+
+
+def make_real(case: schemathesis.Case, served: Served, claims: list[dict[str, Any]]) -> None:
+    """In about half of the well-formed requests, name things that exist."""
+    draw = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())
+    if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE or draw % 2:
+        return
+    claim = claims[draw // 2 % len(claims)]
+    for part in (case.path_parameters, case.query, case.body):
+        replace(part, served, claim, draw // 2)
+    if case.media_type == "application/yaml":
+        case.body = FILES[draw // 2 % len(FILES)]
+
+
+def replace(value: Any, served: Served, claim: dict[str, Any], draw: int) -> None:
+    if isinstance(value, list):
+        for item in value:
+            replace(item, served, claim, draw)
+    elif isinstance(value, dict):
+        for name in value:
+            if "lease_token" in value and name in ("task_id", "attempt", "lease_token"):
+                value[name] = claim[name]
+            elif name in served.known and value[name] is not None:
+                value[name] = served.known[name][draw % len(served.known[name])]
+            else:
+                replace(value[name], served, claim, draw)
+
+
+@pytest.fixture(scope="module")
+def internal_schema(served: Served) -> Any:
+    return schemathesis.openapi.from_url(f"{served.internal_url}/openapi.json")
+
+
+@pytest.fixture(scope="module")
+def user_schema(served: Served) -> Any:
+    return schemathesis.openapi.from_url(f"{served.user_url}/openapi.json")
+
+
+bounded = settings(
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@schemathesis.pytest.from_fixture("internal_schema").parametrize()
+@bounded
+def test_the_internal_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
+    scoped = case.path.startswith("/v1/task/")
+    make_real(case, served, served.claims[:1] if scoped else served.claims[1:])
+    case.call_and_validate(
+        headers={"X-Trace-Worker-Token": WORKER_TOKEN, "X-Trace-Task-Capability": served.capability_token},
+        excluded_checks=DECLINED,
+    )
+
+
+@schemathesis.pytest.from_fixture("user_schema").parametrize()
+@bounded
+def test_the_user_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
+    make_real(case, served, served.claims)
+    case.call_and_validate(
+        headers={"Authorization": f"Bearer {served.user_token}"}, excluded_checks=DECLINED
+    )
