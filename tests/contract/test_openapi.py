@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import schemathesis
 import uvicorn
@@ -23,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import positive_data_acceptance
 
+from tracelake.dispatcher.api.apps import INTERNAL_ROUTES, USER_ROUTES, describe
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.entropy import Entropy
@@ -111,10 +113,10 @@ async def serve(
         org_id=ORG,
     )
     async with open_surfaces(ctx) as api:
-        for app in (api.internal_app, api.user_app):
-            servers.append(
-                uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="none"))
-            )
+        servers += [
+            uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="none"))
+            for app in (api.internal_app, api.user_app)
+        ]
         serving = [asyncio.create_task(server.serve()) for server in servers]
         while not all(server.started for server in servers):
             await asyncio.sleep(0.01)
@@ -179,16 +181,14 @@ def replace(value: Any, served: Served, claim: dict[str, Any], draw: int) -> Non
                 replace(value[name], served, claim, draw)
 
 
-@pytest.fixture(scope="module")
-def internal_schema(served: Served) -> Any:
-    return schemathesis.openapi.from_url(f"{served.internal_url}/openapi.json")
+def described(name: str, routes: Any) -> tuple[dict[str, Any], Any]:
+    """The document of a port before it is served: operations become tests while tests are collected."""
+    parsed = msgspec.json.decode(describe(name, routes))
+    return parsed, schemathesis.openapi.from_dict(parsed)
 
 
-@pytest.fixture(scope="module")
-def user_schema(served: Served) -> Any:
-    return schemathesis.openapi.from_url(f"{served.user_url}/openapi.json")
-
-
+INTERNAL_DOCUMENT, internal_schema = described("internal", INTERNAL_ROUTES)
+USER_DOCUMENT, user_schema = described("user", USER_ROUTES)
 bounded = settings(
     max_examples=25,
     derandomize=True,
@@ -198,21 +198,29 @@ bounded = settings(
 )
 
 
-@schemathesis.pytest.from_fixture("internal_schema").parametrize()
+@internal_schema.parametrize()
 @bounded
 def test_the_internal_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
     scoped = case.path.startswith("/v1/task/")
     make_real(case, served, served.claims[:1] if scoped else served.claims[1:])
     case.call_and_validate(
+        base_url=served.internal_url,
         headers={"X-Trace-Worker-Token": WORKER_TOKEN, "X-Trace-Task-Capability": served.capability_token},
         excluded_checks=DECLINED,
     )
 
 
-@schemathesis.pytest.from_fixture("user_schema").parametrize()
+@user_schema.parametrize()
 @bounded
 def test_the_user_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
     make_real(case, served, served.claims)
     case.call_and_validate(
-        headers={"Authorization": f"Bearer {served.user_token}"}, excluded_checks=DECLINED
+        base_url=served.user_url,
+        headers={"Authorization": f"Bearer {served.user_token}"},
+        excluded_checks=DECLINED,
     )
+
+
+def test_the_documents_that_drive_these_tests_are_the_served_ones(served: Served) -> None:
+    assert httpx.get(f"{served.internal_url}/openapi.json").json() == INTERNAL_DOCUMENT
+    assert httpx.get(f"{served.user_url}/openapi.json").json() == USER_DOCUMENT

@@ -15,7 +15,7 @@ import typer
 
 from tracelake.dev.home import QUEUE_DATABASE, STATE_DATABASE, Home
 from tracelake.dispatcher.app import Endpoints, run_dispatcher
-from tracelake.dispatcher.settings import DispatcherSettings
+from tracelake.dispatcher.settings import DispatcherSettings, tuned
 from tracelake.domain.errors import Invalid
 from tracelake.logs import configure_logs
 from tracelake.secret import Secret
@@ -82,7 +82,7 @@ def dispatcher(
             internal_port=internal_port,
             runtimes=_runtimes(runtime or []),
         )
-        _serve(place, settings, ready_file)
+        _serve(place, tuned(settings, os.environ), ready_file)
 
 
 dispatcher.__doc__ = HELP

@@ -1,7 +1,8 @@
 """The user surface's wire models: what people, the command line and CI ask for and get.
 
 Lists are pages: ``next`` is what to send as ``after`` for the following one, and null at the end. Callers
-must not read anything into it.
+must not read anything into it. A query field that isn't given is unset and never null: in a query string
+``null`` is a name like any other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -71,7 +72,7 @@ class PlanResponse(Struct, frozen=True):
 
 class DagQuery(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
-    after: Name | None = None
+    after: Name | UnsetType = UNSET
 
 
 class JobSummary(Struct, frozen=True):
@@ -98,11 +99,11 @@ class DagPage(Struct, frozen=True):
 
 
 class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    dag: Name | None = None
-    job: Name | None = None
-    status: TaskStatusName | None = None
+    dag: Name | UnsetType = UNSET
+    job: Name | UnsetType = UNSET
+    status: TaskStatusName | UnsetType = UNSET
     limit: Limit = 100
-    after: Sequence | None = None
+    after: Sequence | UnsetType = UNSET
 
 
 class TaskSummary(Struct, frozen=True):
@@ -221,7 +222,7 @@ class TaskChanged(Struct, frozen=True):
 
 class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
-    after: UUID | None = None
+    after: UUID | UnsetType = UNSET
 
 
 class DatasetSummary(Struct, frozen=True):
@@ -255,7 +256,7 @@ class DatasetDetail(DatasetSummary, frozen=True, kw_only=True):
 
 class PartitionQuery(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Limit = 100
-    after: Annotated[str, Meta(pattern=r"\A[0-9]{1,19}-[0-9]{1,19}\Z")] | None = None
+    after: Annotated[str, Meta(pattern=r"\A[0-9]{1,19}-[0-9]{1,19}\Z")] | UnsetType = UNSET
 
 
 class PartitionSummary(CommittedPartition, frozen=True, kw_only=True):

@@ -1,12 +1,30 @@
-"""The Dispatcher's settings: read once, frozen, secrets hidden."""
+"""The Dispatcher's settings: read once, frozen, secrets hidden.
+
+How often its loops run is for operators to tune by the environment, ``TRACELAKE_`` and the setting's name:
+``TRACELAKE_REAP_SECONDS=1``. Short ones notice dead workers and lost wake-ups sooner and cost the database
+a query each time; the defaults suit leases of minutes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from tracelake.domain.errors import Invalid
 from tracelake.secret import Secret
+
+_INTERVALS = (
+    "reap_seconds",
+    "rewake_seconds",
+    "rewake_after_seconds",
+    "reconcile_seconds",
+    "watch_sources_seconds",
+    "outbox_sweep_seconds",
+    "observe_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +51,20 @@ class DispatcherSettings:
     outbox_sweep_seconds: float = 1.0
     observe_seconds: float = 5.0
     state_connections: int = 12
+
+
+def tuned(settings: DispatcherSettings, environment: Mapping[str, str]) -> DispatcherSettings:
+    """The settings with the loop intervals that the environment sets."""
+    chosen: dict[str, Any] = {}
+    for name in _INTERVALS:
+        variable = f"TRACELAKE_{name.upper()}"
+        if variable not in environment:
+            continue
+        try:
+            seconds = float(environment[variable])
+        except ValueError:
+            seconds = math.nan
+        if not 0.01 <= seconds <= 86_400:
+            raise Invalid("InvalidSetting", f"{variable} must be between 0.01 and 86400 seconds")
+        chosen[name] = seconds
+    return replace(settings, **chosen)

@@ -160,35 +160,41 @@ def _check_current(task: TaskState, attempt: int, lease_token: UUID | None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the end of an attempt makes of its task. ``ready_in`` is set when it is queued again."""
+    """What the end of an attempt makes of its task. ``ready_in`` is set when it is queued again; ``shelved``
+    when it would have been, had its job not been retired: a rollback queues it."""
 
     outcome: Outcome
     status: TaskStatus
     failures: int
     ready_in: timedelta | None = None
+    shelved: bool = False
 
 
 def decide_ending(task: TaskState, outcome: Outcome, *, retryable: bool, jitter: float) -> Ending:
-    """Nothing of a retired job is queued again: what would have been is canceled, or stays failed."""
-    ending = _ending(task, outcome, retryable=retryable, jitter=jitter)
+    """Nothing of a retired job is queued again: what would have been is canceled, or stays failed, and is
+    shelved. A late reply takes the place of the timeout, whose failure no longer counts."""
+    late = task.status is not TaskStatus.RUNNING and task.last_outcome is Outcome.TIMED_OUT
+    before = max(0, task.failures - 1) if late else task.failures
+    ending = _ending(task, outcome, before, retryable=retryable, jitter=jitter)
     if ending.status is not TaskStatus.QUEUED or task.job_active:
         return ending
     failed = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
-    return Ending(outcome, TaskStatus.FAILED if failed else TaskStatus.CANCELED, ending.failures)
+    status = TaskStatus.FAILED if failed else TaskStatus.CANCELED
+    return Ending(outcome, status, ending.failures, shelved=True)
 
 
-def _ending(task: TaskState, outcome: Outcome, *, retryable: bool, jitter: float) -> Ending:
+def _ending(task: TaskState, outcome: Outcome, before: int, *, retryable: bool, jitter: float) -> Ending:
     match outcome:
         case Outcome.RELEASED | Outcome.INPUT_CHANGED:
-            return Ending(outcome, TaskStatus.QUEUED, task.failures, timedelta(0))
+            return Ending(outcome, TaskStatus.QUEUED, before, timedelta(0))
         case Outcome.CANCELED:
-            return Ending(outcome, TaskStatus.CANCELED, task.failures)
+            return Ending(outcome, TaskStatus.CANCELED, before)
         case Outcome.COMPLETED:
             if task.kind is TaskKind.SOURCE:
                 return Ending(outcome, TaskStatus.QUEUED, 0, task.retry.delay_after(1, jitter))
-            return Ending(outcome, TaskStatus.COMPLETED, task.failures)
+            return Ending(outcome, TaskStatus.COMPLETED, before)
         case Outcome.FAILED | Outcome.TIMED_OUT:
-            failures = task.failures + 1
+            failures = before + 1
             delay = task.retry.delay_after(failures, jitter) if retryable else None
             status = TaskStatus.FAILED if delay is None else TaskStatus.QUEUED
             return Ending(outcome, status, failures, delay)

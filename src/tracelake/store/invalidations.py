@@ -98,6 +98,11 @@ async def rewind_consumers(tx: Transaction, version: UUID, span: BlockRange, rev
     return {row["job_id"] for row in rows}
 
 
+async def rewind_job(tx: Transaction, job_id: UUID, start: int) -> None:
+    """Send a PerUpdate job back, so that it makes what it made of ``start`` and later again."""
+    await tx.execute(SQL.rewind_job, job_id, start)
+
+
 async def dependents(tx: Transaction, version: UUID) -> list[Dependent]:
     return [
         Dependent(

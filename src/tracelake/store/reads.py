@@ -70,10 +70,12 @@ async def dags(tx: Transaction, query: DagQuery) -> DagPage:
 
 async def tasks(tx: Transaction, query: TaskQuery) -> TaskPage:
     after = query.after or _NEWEST
-    if (query.dag, query.job, query.status) == (None, None, None):
+    if not (query.dag or query.job or query.status):
         found = await tx.fetch(SQL.recent_tasks, after, query.limit + 1)
     else:
-        found = await tx.fetch(_BY_STATUS[query.status], query.dag, query.job, after, query.limit + 1)
+        found = await tx.fetch(
+            _BY_STATUS[query.status or None], query.dag or None, query.job or None, after, query.limit + 1
+        )
     page, following = _cut(found, query.limit)
     rows = await tx.fetch(SQL.tasks_by_seq, [row["seq"] for row in page])
     return TaskPage([_as(TaskSummary, row) for row in rows], str(page[-1]["seq"]) if following else None)
@@ -137,7 +139,7 @@ async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQ
     version = await tx.fetchrow(SQL.current_version, org_id, *_named(name))
     if version is None:
         raise _unknown(name)
-    start, end = _after(query.after)
+    start, end = _after(query.after or None)
     rows = await tx.fetch(SQL.list_partitions, version["dataset_version"], start, end, query.limit + 1)
     page, following = _cut(rows, query.limit)
     found = [_partition(PartitionSummary, row) for row in page]

@@ -173,6 +173,7 @@ async def end_attempts(
         [end.error_message for end in ends],
         [end.digest for end in ends],
         [end.result for end in ends],
+        [end.ending.shelved for end in ends],
     )
     return {row["task_id"]: (row["result"], row["ready_at"]) for row in rows}
 
@@ -199,10 +200,16 @@ async def ended_attempts(
     }
 
 
-async def queued_after_slot(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
+async def park(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    """These found their job full; the gates are held, so no slot comes free unseen."""
+    if task_ids:
+        await tx.execute(SQL.park_tasks, list(task_ids))
+
+
+async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
     if not slots:
         return []
-    return _new(await tx.fetch(SQL.queued_after_slot, list(slots), list(slots.values())))
+    return _new(await tx.fetch(SQL.wake_parked, list(slots), list(slots.values())))
 
 
 async def create_partition_tasks(
@@ -260,8 +267,19 @@ async def cancel(tx: Transaction, task_ids: Sequence[UUID], why: str | None) -> 
         await tx.execute(SQL.cancel_tasks, list(task_ids), why)
 
 
+async def shelve(tx: Transaction, task_ids: Sequence[UUID], why: str) -> None:
+    if task_ids:
+        await tx.execute(SQL.shelve_tasks, list(task_ids), why)
+
+
+async def unshelve(tx: Transaction, job_id: UUID) -> list[NewTask]:
+    return _new(await tx.fetch(SQL.unshelve_tasks, job_id))
+
+
 async def superseded(tx: Transaction, task: TaskRow) -> bool:
-    return bool(await tx.fetch(SQL.newer_cursor_task, task.job_id, task.seq))
+    """Would this PerUpdate task, queued again, do what another one does? Asked under the job's gate."""
+    rows = await tx.fetch(SQL.other_cursor_task, task.job_id, task.task_id, task.seq, task.state.attempt)
+    return bool(rows)
 
 
 async def live_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row]:

@@ -43,17 +43,25 @@ class Hold:
 
 
 class _HeldConnection:
+    """A session's statements pass by the hold; the commit of one that has locked nothing doesn't."""
+
     def __init__(self, connection: Connection, hold: Hold) -> None:
         self._connection = connection
         self._hold = hold
+        self._locked = False
 
     async def fetch(self, query: str, *args: Any) -> list[Row]:
-        await self._hold.pass_by(query)
+        await self._pass_by(query)
         return await self._connection.fetch(query, *args)
 
     async def execute(self, query: str, *args: Any) -> str:
-        await self._hold.pass_by(query)
+        await self._pass_by(query)
         return await self._connection.execute(query, *args)
+
+    async def _pass_by(self, query: str) -> None:
+        if query != COMMIT or self._locked:
+            await self._hold.pass_by(query)
+        self._locked = self._locked or "UPDATE" in query or "advisory" in query
 
     def is_closed(self) -> bool:
         return self._connection.is_closed()

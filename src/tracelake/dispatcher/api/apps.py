@@ -83,6 +83,11 @@ def user_app(
     return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, now, timeout)
 
 
+def describe(name: str, routes: Sequence[HTTPRouteHandler]) -> bytes:
+    """The OpenAPI document of a port without serving it: what clients and tests are made from."""
+    return document(_title(name), _litestar(routes, {}).routes)
+
+
 def _surface(
     name: str,
     routes: Sequence[HTTPRouteHandler],
@@ -97,7 +102,21 @@ def _surface(
         identity = route.opt[IDENTITY]
         if identity is not Identity.NOBODY and identity not in authenticators:
             raise ValueError(f"{route.paths}: the {name} port can't authenticate a {identity}")
-    litestar = Litestar(
+    litestar = _litestar(routes, authenticators)
+    services = Services(
+        dispatch=dispatch,
+        registry=metrics.registry,
+        checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
+        now=now,
+        openapi=document(_title(name), litestar.routes),
+    )
+    return Surface(name, litestar, services, metrics, timeout)
+
+
+def _litestar(
+    routes: Sequence[HTTPRouteHandler], authenticators: Mapping[Identity, Authenticator]
+) -> Litestar:
+    return Litestar(
         routes,
         guards=[Authentication(authenticators)],
         request_class=ApiRequest,
@@ -106,14 +125,10 @@ def _surface(
         logging_config=None,
         debug=False,
     )
-    services = Services(
-        dispatch=dispatch,
-        registry=metrics.registry,
-        checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
-        now=now,
-        openapi=document(f"Tracelake Dispatcher, {name} port", litestar.routes),
-    )
-    return Surface(name, litestar, services, metrics, timeout)
+
+
+def _title(name: str) -> str:
+    return f"Tracelake Dispatcher, {name} port"
 
 
 def _state_check(db: Database) -> Check:

@@ -21,7 +21,7 @@ from tracelake.dispatcher.api.problems import MEDIA_TYPE, Problem
 Json = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
-_PARAMETER = re.compile(r"{(?P<name>[a-z_]+):str}")
+_PARAMETER = re.compile(r"{(?P<name>[a-z_]+)}")
 _NAME: Json = {"type": "string", "minLength": 1, "maxLength": 200}
 _PATH_SCHEMAS: dict[str, Json] = {"task_id": {"type": "string", "format": "uuid"}}
 _SCHEMES: dict[Identity, Json] = {
@@ -62,9 +62,7 @@ def document(title: str, routes: Iterable[BaseRoute]) -> bytes:
     schemas = dict(zip(map(_key, kinds), refs, strict=True))
     paths: dict[str, Json] = {}
     for path, method, handler, operation in found:
-        paths.setdefault(_PARAMETER.sub(r"{\g<name>}", path), {})[method.lower()] = _operation(
-            path, handler, operation, schemas
-        )
+        paths.setdefault(path, {})[method.lower()] = _operation(path, handler, operation, schemas)
     used = {operation.identity for *_, operation in found} & _SCHEMES.keys()
     return msgspec.json.encode(
         {
@@ -143,8 +141,7 @@ def _query_parameters(operation: Operation) -> Iterator[Json]:
     _, components = msgspec.json.schema_components([operation.query], ref_template=_REF)
     shape = components[operation.query.__name__]
     for name, schema in shape["properties"].items():
-        given = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
-        yield {"name": name, "in": "query", "required": name in shape["required"], "schema": given[0]}
+        yield {"name": name, "in": "query", "required": name in shape["required"], "schema": schema}
 
 
 def _plain_patterns(value: Any) -> Any:

@@ -84,6 +84,8 @@ async def _claim(
     queued = [row for row in rows.values() if row.state.status is TaskStatus.QUEUED]
     reads = await tasks.claim_inputs(tx, queued) if queued else {}
     verdicts = _decide(claims, rows, _with_inputs(gates, reads))
+    waiting = {c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.NOT_READY}
+    await tasks.park(tx, [task_id for task_id, gate in gates.items() if gate.full and task_id in waiting])
     superseded = [c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.SUPERSEDED]
     await tasks.cancel(tx, superseded, "a later task covers the same scope")
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]

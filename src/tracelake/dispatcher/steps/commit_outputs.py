@@ -8,6 +8,7 @@ writes may have been invalidated since its claim.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from tracelake.dispatcher.steps.produced_events import (
 )
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
-from tracelake.domain.errors import Invalid
+from tracelake.domain.errors import Conflict, Invalid
 from tracelake.domain.events import PartitionScope
 from tracelake.domain.task import TaskKind
 from tracelake.objects.verify import verify_output
@@ -163,7 +164,7 @@ async def uncovered(
     if not stored:
         return set()
     cut = await datasets.not_covered(tx, stored)
-    return {
+    return _colliding(stored) | {
         partition.task_id
         for partition in stored
         for version, span in cut
@@ -171,6 +172,18 @@ async def uncovered(
         and span.overlaps(partition.range)
         and not partition.range.covers(span)
     }
+
+
+def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:
+    """Tasks that would commit one block twice. Two tasks of one call that touch are decided one by one."""
+    colliding = set()
+    ordered = sorted(stored, key=lambda partition: (partition.version.version_no, partition.range))
+    for one, other in pairwise(ordered):
+        if one.version.version_no == other.version.version_no and one.range.overlaps(other.range):
+            if one.task_id != other.task_id:
+                raise Conflict("PartitionOverlap", "two completions of one call touch the same blocks")
+            colliding.add(one.task_id)
+    return colliding
 
 
 async def with_changed_inputs(

@@ -193,16 +193,23 @@ async def _refuse(
     versions: dict[UUID, datasets.Version],
 ) -> dict[int, TracelakeError]:
     """Completions that can't be committed. One with changed inputs goes on as an attempt that ended so."""
+    refused: dict[int, TracelakeError] = {}
+    for index, entry in accepted.items():
+        if _late_update(entry.task) and await tasks.superseded(tx, entry.task):
+            refused[index] = Conflict("StaleAttempt", "a later task of this job was claimed meanwhile")
+            entry.produced = []
     changed = await commit_outputs.with_changed_inputs(tx, completed, versions)
     for entry in accepted.values():
         if entry.task.task_id in changed:
             entry.outcome, entry.produced = Outcome.INPUT_CHANGED, []
     cut = await commit_outputs.uncovered(tx, [e for a in accepted.values() for e in a.produced], versions)
-    return {
-        index: Conflict("PartitionOverlap", "a partition must cover the current ones that it touches")
-        for index, entry in accepted.items()
-        if entry.task.task_id in cut
-    }
+    overlap = Conflict("PartitionOverlap", "a partition must cover the current ones that it touches")
+    return {index: overlap for index, entry in accepted.items() if entry.task.task_id in cut} | refused
+
+
+def _late_update(task: TaskRow) -> bool:
+    """A PerUpdate task that was given up: another may have taken its range over, as a newer attempt would."""
+    return task.state.kind is TaskKind.CURSOR and task.state.status is not TaskStatus.RUNNING
 
 
 def _over(entry: _Accepted) -> AttemptOver:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.route_events import create_updates
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.model import (
     BufferedDataset,
@@ -115,8 +116,10 @@ class _Executor:
         job_ids = [job_id for job_id in retired if job_id is not None]
         await dags.retire_versions(self._tx, job_ids)
         live = await tasks.live_of_jobs(self._tx, job_ids)
-        stopped = [row["task_id"] for row in live if row["status"] == "Queued" or row["kind"] == "source"]
-        await tasks.cancel(self._tx, stopped, "replaced by a deploy")
+        sources = [row["task_id"] for row in live if row["kind"] == "source"]
+        waiting = [row["task_id"] for row in live if row["status"] == "Queued" and row["kind"] != "source"]
+        await tasks.cancel(self._tx, sources, "replaced by a deploy")
+        await tasks.shelve(self._tx, waiting, "replaced by a deploy")
 
     async def _install(self, change: JobChange) -> None:
         job = self._job(change)
@@ -124,6 +127,9 @@ class _Executor:
         if found is not None:
             await dags.tune_job(self._tx, found, job)
             await dags.revive_versions(self._tx, found)
+            await outbox.wake(self._tx, await tasks.unshelve(self._tx, found))
+            if job.execution_strategy is ExecutionStrategy.PER_UPDATE:
+                await outbox.wake(self._tx, await create_updates(self._ctx, self._tx, [found]))
         job_id = found or await self._create(change, job)
         if job.source_kind is SourceKind.ALWAYS_ON:
             task_id = self._ctx.entropy.uuid()

@@ -67,4 +67,4 @@ async def wake_next(tx: Transaction, freed: Sequence[TaskRow]) -> None:
     seen here, or comes after, and finds the slot.
     """
     slots = Counter(task.job_id for task in freed if task.gated)
-    await outbox.wake(tx, await tasks.queued_after_slot(tx, dict(slots)))
+    await outbox.wake(tx, await tasks.wake_parked(tx, dict(slots)))

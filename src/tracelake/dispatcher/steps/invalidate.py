@@ -78,13 +78,17 @@ async def _rebuild(
     ctx: StepContext, tx: Transaction, version: UUID, uncommitted: list[BlockRange]
 ) -> list[NewTask]:
     """A PerPartition producer makes its partitions again, those whose inputs are still there now; the others
-    follow when their inputs are committed again."""
+    follow when their inputs are committed again. A PerUpdate one goes back to where the first of them began:
+    what was taken back may be only a part of it."""
     if not uncommitted:
         return []
     job_id = await invalidations.producer_job(tx, version)
     if job_id is None:
         return []
     card = (await ctx.cards.get(tx, [job_id]))[job_id]
+    if card.execution_strategy is ExecutionStrategy.PER_UPDATE:
+        await invalidations.rewind_job(tx, job_id, min(uncommitted).start)
+        return await create_updates(ctx, tx, [job_id])
     if card.execution_strategy is not ExecutionStrategy.PER_PARTITION:
         return []
     cause = {"kind": "invalidation", "dataset_version": str(version)}

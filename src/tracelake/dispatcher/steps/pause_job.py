@@ -13,6 +13,8 @@ async def set_job_paused(ctx: StepContext, dag: str, name: str, paused: bool, ac
 
     async def work(tx: Transaction) -> None:
         job = await jobs.active(tx, dag, name)
+        if not paused:
+            await tasks.live_of_jobs(tx, [job.job_id])
         await tasks.lock_gates(tx, [job.job_id])
         if not await jobs.set_paused(tx, job.job_id, paused):
             return

@@ -168,6 +168,8 @@ CREATE TABLE invalidation (
 CREATE UNIQUE INDEX invalidation_revision ON invalidation (dataset_version, revision);
 CREATE INDEX invalidation_range ON invalidation (dataset_version, range_end, range_start);
 
+-- `parked`: found its job full when it was claimed, and waits for a slot's wake-up. `shelved`: stopped because
+-- its job was retired; a rollback takes it up again.
 CREATE TABLE task (
     task_id          uuid PRIMARY KEY,
     seq              bigint GENERATED ALWAYS AS IDENTITY,
@@ -194,6 +196,8 @@ CREATE TABLE task (
     ended_at         timestamptz,
     error_message    text,
     cause            jsonb,
+    parked           boolean NOT NULL DEFAULT false,
+    shelved          boolean NOT NULL DEFAULT false,
     CHECK ((kind = 'partition') = (range_start IS NOT NULL)),
     CHECK ((range_start IS NULL) = (range_end IS NULL)),
     CHECK ((status = 'Running') <= (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL))
@@ -205,6 +209,8 @@ CREATE UNIQUE INDEX task_cursor_started ON task (job_id)
     WHERE kind = 'cursor' AND status IN ('Queued', 'Running') AND attempt > 0;
 CREATE UNIQUE INDEX task_source ON task (job_id) WHERE kind = 'source';
 CREATE INDEX task_queued ON task (job_id, seq) WHERE status = 'Queued';
+CREATE INDEX task_parked ON task (job_id, seq) WHERE status = 'Queued' AND parked;
+CREATE INDEX task_shelved ON task (job_id) WHERE shelved;
 CREATE INDEX task_running ON task (job_id) WHERE status = 'Running';
 CREATE INDEX task_lease ON task (lease_expires_at) WHERE status = 'Running';
 CREATE INDEX task_wake ON task (woken_at) WHERE status = 'Queued';

@@ -25,7 +25,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7)
 
 -- name: rewind_producer
 -- The dataset reaches no further than before what was taken back.
-UPDATE dataset_cursor SET cursor = $2 - 1, finalized = least(finalized, $2 - 1), updated_at = tl_now()
+UPDATE dataset_cursor
+SET cursor = $2 - 1, finalized = CASE WHEN finalized >= $2 THEN $2 - 1 ELSE finalized END, updated_at = tl_now()
 WHERE dataset_version = $1 AND cursor >= $2
 
 -- name: uncommit_partitions
@@ -46,6 +47,17 @@ WHERE ji.dataset_version = $1 AND ji.trigger AND cc.job_id = ji.job_id AND cc.in
         WHERE t.job_id = cc.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running') AND t.attempt > 0
           AND (i->>'input_index')::int = cc.input_index AND (i->>'upto')::bigint >= $2))
 RETURNING cc.job_id
+
+-- name: rewind_job
+-- A PerUpdate job whose own partitions were taken back reads again what they were made of, from the beginning
+-- of the input partition that holds it.
+UPDATE consumer_cursor cc
+SET cursor = least(cc.cursor, coalesce(
+        (SELECT CASE WHEN p.range_end >= $2 THEN p.range_start END FROM partition p
+         WHERE p.dataset_version = ji.dataset_version AND p.current AND p.range_start <= $2
+         ORDER BY p.range_start DESC, p.range_end DESC LIMIT 1), $2) - 1)
+FROM job_input ji
+WHERE cc.job_id = $1 AND ji.job_id = cc.job_id AND ji.input_index = cc.input_index AND cc.cursor >= $2
 
 -- name: consumers_with_outputs
 -- What stands downstream of a version: jobs by strategy, with the versions that they write.

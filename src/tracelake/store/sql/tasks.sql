@@ -95,11 +95,12 @@ RETURNING t.task_id, t.lease_expires_at
 -- The end of attempts, in the task and in its history. The lease token stays: a late reply is known by it.
 WITH e AS (
     SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::bytea[],
-                         $8::jsonb[])
-        AS e(task_id, outcome, status, failures, ready_in, error_message, digest, result)
+                         $8::jsonb[], $9::boolean[])
+        AS e(task_id, outcome, status, failures, ready_in, error_message, digest, result, shelved)
 ), ended AS (
     UPDATE task t
     SET status = e.status, last_outcome = e.outcome, failures = e.failures, error_message = e.error_message,
+        shelved = e.shelved,
         ready_at = CASE WHEN e.ready_in IS NULL THEN t.ready_at
                         ELSE tl_now() + make_interval(secs => e.ready_in) END,
         woken_at = CASE WHEN e.ready_in IS NULL THEN t.woken_at
@@ -121,14 +122,22 @@ SELECT a.task_id, a.attempt, a.lease_token, a.outcome, a.completion_digest, a.re
 FROM unnest($1::uuid[], $2::int[]) AS q(task_id, attempt)
 JOIN attempt a ON a.task_id = q.task_id AND a.attempt = q.attempt
 
--- name: queued_after_slot
--- What may run next in jobs where a slot came free: the oldest that are ready, urgent before bulk by job.
-SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
-JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
-CROSS JOIN LATERAL (
-    SELECT t.task_id FROM task t
-    WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.ready_at <= tl_now()
-    ORDER BY t.seq LIMIT f.slots) q
+-- name: park_tasks
+-- They found their job full, and their wake-up is spent: the slot that comes free wakes them.
+UPDATE task SET parked = true WHERE task_id = ANY($1::uuid[])
+
+-- name: wake_parked
+-- What may run next in jobs where a slot came free: the oldest that found them full. Each is woken for one slot
+-- only. Whoever holds one's row is about to claim it and will find the slot, or to end it and wake the next.
+UPDATE task t SET parked = false, woken_at = tl_now() FROM (
+    SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
+    JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
+    CROSS JOIN LATERAL (
+        SELECT t.task_id FROM task t
+        WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
+        ORDER BY t.seq LIMIT f.slots FOR NO KEY UPDATE OF t SKIP LOCKED) q) w
+WHERE t.task_id = w.task_id
+RETURNING t.task_id, w.runtime
 
 -- name: create_partition_tasks
 -- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets
@@ -209,10 +218,30 @@ WHERE task_id = $1
 UPDATE task SET status = 'Canceled', ended_at = tl_now(), error_message = coalesce($2, error_message)
 WHERE task_id = ANY($1::uuid[])
 
--- name: newer_cursor_task
--- Is there a later cursor task of the same job that has begun? Then this one has nothing left to do.
-SELECT 1 FROM task t WHERE t.job_id = $1 AND t.kind = 'cursor' AND t.attempt > 0 AND t.seq > $2
-  AND t.status IN ('Queued', 'Running', 'Completed') LIMIT 1
+-- name: other_cursor_task
+-- Does another cursor task of the same job do what this one would: one that has begun and lives, a later one that
+-- is done, or, for one that nobody ever claimed, the one that waits now?
+SELECT 1 WHERE EXISTS (
+    SELECT 1 FROM task t WHERE t.job_id = $1 AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running')
+      AND t.attempt > 0 AND t.task_id <> $2 AND ($4 > 0 OR t.seq > $3))
+OR EXISTS (
+    SELECT 1 FROM task t WHERE t.job_id = $1 AND t.kind = 'cursor' AND t.status = 'Queued' AND t.attempt = 0
+      AND t.task_id <> $2 AND $4 = 0)
+OR EXISTS (
+    SELECT 1 FROM task t WHERE t.job_id = $1 AND t.seq > $3 AND t.kind = 'cursor' AND t.attempt > 0
+      AND t.status = 'Completed')
+
+-- name: shelve_tasks
+-- Stopped because their job is retired; a rollback takes them up again.
+UPDATE task SET status = 'Canceled', shelved = true, ended_at = tl_now(), error_message = $2
+WHERE task_id = ANY($1::uuid[])
+
+-- name: unshelve_tasks
+-- A job that is deployed again just as it was goes on with the scopes that it was stopped at.
+UPDATE task SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
+    error_message = NULL
+WHERE job_id = $1 AND shelved AND kind = 'partition'
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
 
 -- name: live_tasks_of_jobs
 -- What still waits or runs in jobs that a deploy replaces.

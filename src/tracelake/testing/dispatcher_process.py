@@ -1,0 +1,142 @@
+"""A real ``tracelake dispatcher`` as a child process that a test may kill, stop, continue and start again.
+
+It listens on free ports, which change with every start, and its loops run in fractions of a second, so that
+what takes minutes in production is seen within a test. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tracelake.embedded_postgres import parent_death
+
+SHORT_LOOPS = {
+    "TRACELAKE_REAP_SECONDS": "0.2",
+    "TRACELAKE_REWAKE_SECONDS": "0.5",
+    "TRACELAKE_REWAKE_AFTER_SECONDS": "2",
+    "TRACELAKE_RECONCILE_SECONDS": "1",
+    "TRACELAKE_WATCH_SOURCES_SECONDS": "1",
+    "TRACELAKE_OUTBOX_SWEEP_SECONDS": "0.2",
+    "TRACELAKE_OBSERVE_SECONDS": "0.5",
+}
+_POLL = 0.02
+
+
+class DispatcherProcess:
+    """Replicas share a ``home``, for its keys and tokens; each has a ``name``, for its log and its ready file."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        state_dsn: str,
+        queue_dsn: str,
+        name: str = "dispatcher",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log_file = home / f"{name}.log"
+        self._home = home
+        self._ready_file = home / f"{name}.ready.json"
+        self._environment = {
+            "TRACELAKE_STATE_DSN": state_dsn,
+            "TRACELAKE_QUEUE_DSN": queue_dsn,
+            **SHORT_LOOPS,
+            **(environment or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready: dict[str, Any] = {}
+
+    async def start(self, timeout: float = 60.0) -> None:
+        """Returns once both ports answer; raises with the end of the log when the process ends instead."""
+        self.launch()
+        async with asyncio.timeout(timeout):
+            while not self._ready_file.exists():
+                if self.exit_code is not None:
+                    raise RuntimeError(f"{self.name} ended with {self.exit_code}: {self.log()[-2000:]}")
+                await asyncio.sleep(_POLL)
+        self._ready = json.loads(self._ready_file.read_bytes())
+
+    def launch(self) -> None:
+        """Start, and don't wait."""
+        assert self.exit_code is not None or self._process is None, f"{self.name} runs already"
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._ready_file.unlink(missing_ok=True)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRACELAKE_")}
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-m", "tracelake", "dispatcher", "--home", str(self._home)),
+                    *("--user-port", "0", "--internal-port", "0", "--ready-file", str(self._ready_file)),
+                ],
+                env={**inherited, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=parent_death.arm(),
+            )
+
+    @property
+    def user_url(self) -> str:
+        return str(self._ready["user_url"])
+
+    @property
+    def internal_url(self) -> str:
+        return str(self._ready["internal_url"])
+
+    @property
+    def user_headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._ready['user_token']}"}
+
+    @property
+    def worker_headers(self) -> dict[str, str]:
+        return {"X-Trace-Worker-Token": str(self._ready["worker_token"])}
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or was never started."""
+        return self._process.poll() if self._process is not None else None
+
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
+
+    def stop(self) -> None:
+        """SIGSTOP: it keeps its connections and locks, and does nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        await self.ended()
+
+    async def terminate(self, timeout: float = 10.0) -> int:
+        """SIGTERM; its exit code, which must come within ``timeout`` seconds."""
+        self._signal(signal.SIGTERM)
+        return await self.ended(timeout)
+
+    async def ended(self, timeout: float = 10.0) -> int:
+        async with asyncio.timeout(timeout):
+            while (code := self.exit_code) is None:
+                await asyncio.sleep(_POLL)
+        return code
+
+    async def close(self) -> None:
+        """Whatever its state, it is gone afterwards."""
+        if self._process is not None and self.exit_code is None:
+            await self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, f"{self.name} was never started"
+        self._process.send_signal(number)

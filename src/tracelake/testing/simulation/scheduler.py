@@ -1,0 +1,300 @@
+"""Who goes next: the one place where a simulated run takes its decisions.
+
+Actors are coroutines that hand every statement, pause and look at the world to ``turn`` and wait. Exactly one
+of them runs at any time, and one statement is in flight, except for statements that wait for a lock: those
+are parked until somebody's commit lets them go on. Whether a statement waits is asked of Postgres itself, and
+a parked one has always outlived the deadlock timeout, so that of a cycle the statement that closed it is the
+victim, every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from tracelake.testing.simulation.trace import START, Trace, summary
+
+PATIENCE = 0.004
+DEADLOCK_TIMEOUT = 0.001
+
+_actor: ContextVar[str] = ContextVar("simulated_actor")
+
+
+class Died(BaseException):
+    """The process that ran this is gone, with all it knew. Nothing of ours may catch it by accident."""
+
+
+class Link(Protocol):
+    """A database session that a turn uses."""
+
+    pid: int
+
+    async def lose(self) -> None:
+        """The client is gone: the server rolls back and releases what the session held."""
+
+
+class Monitor(Protocol):
+    async def blockers(self, pids: list[int]) -> dict[int, list[int]]: ...
+
+    async def set_clock(self, now: datetime) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    actor: str
+    label: str
+    run: Callable[[], Awaitable[Any]] | None
+    link: Link | None
+    releases: bool
+    due: datetime | None
+    future: asyncio.Future[Any]
+    task: asyncio.Task[Any] | None = None
+
+
+@dataclass(slots=True)
+class Odds:
+    """How often a statement's process dies, and how the interleaving leans."""
+
+    die: float = 0.0
+    die_at_commit: float = 0.0
+    stick: float = 0.0
+    tick: float = 0.1
+    longest_tick: float = 5.0
+
+
+@dataclass(slots=True)
+class Scheduler:
+    rng: random.Random
+    monitor: Monitor
+    odds: Odds
+    trace: Trace = field(default_factory=Trace)
+    now: datetime = START
+    errors: list[tuple[str, BaseException]] = field(default_factory=list)
+    deadlocks: list[str] = field(default_factory=list)
+    ending: bool = False
+    direct: bool = False
+    _waiting: list[Turn] = field(default_factory=list)
+    _parked: list[Turn] = field(default_factory=list)
+    _running: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _last: str = ""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def actor(self) -> str:
+        return _actor.get("-")
+
+    def spawn(self, name: str, body: Coroutine[Any, Any, None]) -> None:
+        self._running += 1
+        self._idle.clear()
+        task = asyncio.create_task(self._act(name, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def turn(
+        self,
+        label: str,
+        run: Callable[[], Awaitable[Any]] | None = None,
+        *,
+        link: Link | None = None,
+        releases: bool = False,
+        due: datetime | None = None,
+    ) -> Any:
+        """Wait to be chosen, have ``run`` run, and get its result."""
+        if self.direct:
+            return await self._directly(label, run)
+        if self.ending:
+            raise Died
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Turn(self.actor, label, run, link, releases, due, future))
+        self._stopped_running()
+        return await future
+
+    async def sleep(self, seconds: float) -> None:
+        await self.turn(f"sleeps {seconds:.1f}s", due=self.now + timedelta(seconds=seconds))
+
+    async def run(self, turns: int) -> None:
+        """Let the actors act for so many turns, or until none is left."""
+        await self._all_waiting()
+        for _ in range(turns):
+            if self.errors or not (self._waiting or self._parked):
+                return
+            await self._one_turn()
+
+    async def end(self) -> None:
+        """Every process dies where it stands; what it had open is rolled back."""
+        self.ending = True
+        while self._waiting or self._parked:
+            while self._waiting:
+                turn = self._waiting.pop(0)
+                if turn.link is not None:
+                    await turn.link.lose()
+                await self._deliver(turn, Died())
+            await self._release_parked()
+
+    async def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=round(seconds, 3))
+        await self.monitor.set_clock(self.now)
+
+    async def _directly(self, label: str, run: Callable[[], Awaitable[Any]] | None) -> Any:
+        try:
+            result = await run() if run is not None else None
+        except Exception as error:
+            self.trace.add(self.now, self.actor, label, summary(error))
+            raise
+        self.trace.add(self.now, self.actor, label, summary(result))
+        return result
+
+    async def _act(self, name: str, body: Coroutine[Any, Any, None]) -> None:
+        _actor.set(name)
+        try:
+            await body
+        except Died:
+            pass
+        except Exception as error:
+            self.errors.append((name, error))
+        finally:
+            self._stopped_running()
+
+    def _stopped_running(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._idle.set()
+
+    async def _all_waiting(self) -> None:
+        if self._running:
+            await self._idle.wait()
+
+    async def _one_turn(self) -> None:
+        ready = [turn for turn in self._waiting if turn.due is None or turn.due <= self.now]
+        if not ready and self._waiting:
+            due = min(turn.due for turn in self._waiting if turn.due is not None)
+            await self.advance((due - self.now).total_seconds())
+            return
+        if not ready:
+            raise AssertionError("every actor waits for a lock that nobody holds")
+        if self.rng.random() < self.odds.tick:
+            await self.advance(self.rng.uniform(0, self.odds.longest_tick))
+        same = [turn for turn in ready if turn.actor == self._last]
+        stick = same and self.rng.random() < self.odds.stick
+        turn = self.rng.choice(same if stick else ready)
+        self._waiting.remove(turn)
+        self._last = turn.actor
+        await self._take(turn)
+
+    async def _take(self, turn: Turn) -> None:
+        dies = None
+        if turn.link is not None:
+            odds = self.odds.die_at_commit if turn.label == "COMMIT" else self.odds.die
+            if self.rng.random() < odds:
+                dies = self.rng.choice(("before", "after"))
+        if dies == "before" and turn.link is not None:
+            await turn.link.lose()
+            await self._finish(turn, Died("before"), releases=True)
+            return
+        if turn.run is None:
+            await self._finish(turn, None, releases=False)
+            return
+        turn.task = asyncio.ensure_future(_as_coroutine(turn.run))
+        if not await self._done_or_waiting(turn):
+            self.trace.add(self.now, turn.actor, turn.label, "waits for a lock")
+            self._parked.append(turn)
+            return
+        result = _outcome(turn.task)
+        if dies == "after" and turn.link is not None:
+            await turn.link.lose()
+            self.trace.add(self.now, turn.actor, turn.label, summary(result))
+            result = Died("after")
+        releases = turn.releases or isinstance(result, BaseException)
+        await self._finish(turn, result, releases=releases)
+
+    async def _finish(self, turn: Turn, result: Any, *, releases: bool) -> None:
+        self.trace.add(self.now, turn.actor, turn.label, summary(result))
+        if type(result).__name__ == "DeadlockDetectedError":
+            self.deadlocks.append(turn.label)
+        await self._deliver(turn, result)
+        if releases and self._parked:
+            await self._release_parked()
+
+    async def _deliver(self, turn: Turn, result: Any) -> None:
+        self._running += 1
+        self._idle.clear()
+        if isinstance(result, BaseException):
+            turn.future.set_exception(result)
+        else:
+            turn.future.set_result(result)
+        await self._idle.wait()
+
+    async def _done_or_waiting(self, turn: Turn) -> bool:
+        """True once the statement is done, False once it waits for a lock that a parked session holds."""
+        assert turn.task is not None
+        await asyncio.wait({turn.task}, timeout=PATIENCE)
+        while not turn.task.done():
+            if turn.link is not None and await self._settled([turn]):
+                return turn.task.done()
+            await asyncio.wait({turn.task}, timeout=PATIENCE / 4)
+        return True
+
+    async def _release_parked(self) -> None:
+        """Let those go on whose lock has come free, in the order in which they began to wait."""
+        again = True
+        while again and self._parked:
+            while not await self._settled([]):
+                await asyncio.sleep(PATIENCE / 8)
+            done = [turn for turn in self._parked if turn.task is not None and turn.task.done()]
+            self._parked = [turn for turn in self._parked if turn not in done]
+            again = False
+            for turn in done:
+                assert turn.task is not None
+                result = _outcome(turn.task)
+                again = again or isinstance(result, BaseException)
+                await self._finish(turn, result, releases=False)
+
+    async def _settled(self, fresh: list[Turn]) -> bool:
+        """Is every statement in flight either done, or waiting for a session that is idle or waits too?"""
+        turns = [*self._parked, *fresh]
+        if not await self._look(turns):
+            return False
+        await asyncio.sleep(DEADLOCK_TIMEOUT * 3)
+        return await self._look(turns)
+
+    async def _look(self, turns: list[Turn]) -> bool:
+        undone = [t for t in turns if t.task is not None and not t.task.done()]
+        pids = [turn.link.pid for turn in undone if turn.link is not None]
+        if not pids:
+            return True
+        waits = await self.monitor.blockers(pids)
+        for turn in undone:
+            pid = turn.link.pid if turn.link is not None else 0
+            if turn.task is not None and turn.task.done():
+                continue
+            if not waits[pid] or _in_cycle(pid, waits):
+                return False
+        return True
+
+
+def _in_cycle(pid: int, waits: dict[int, list[int]]) -> bool:
+    seen: set[int] = set()
+    ahead = list(waits[pid])
+    while ahead:
+        other = ahead.pop()
+        if other == pid:
+            return True
+        if other not in seen:
+            seen.add(other)
+            ahead += waits.get(other, [])
+    return False
+
+
+def _outcome(task: asyncio.Task[Any]) -> Any:
+    error = task.exception()
+    return task.result() if error is None else error
+
+
+async def _as_coroutine(run: Callable[[], Awaitable[Any]]) -> Any:
+    return await run()
