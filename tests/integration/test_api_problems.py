@@ -109,8 +109,11 @@ async def test_unknown_paths_and_methods_are_problems(api: Surfaces) -> None:
         assert (answer.status_code, answer.json()["reason"]) == (404, "NotFound")
         answer = await client.delete("/healthz")
         assert (answer.status_code, answer.json()["reason"]) == (405, "MethodNotAllowed")
-        assert "GET" in answer.headers["allow"]
+        assert answer.headers["allow"] == "GET"
         assert answer.headers["content-type"] == "application/problem+json"
+    for client in (api.user, api.person):
+        answer = await client.options("/v1/dags")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -7,17 +7,22 @@ home/
   worker_tokens                   one token per line, read again when it changes
   objects/                        Parquet and artifacts
   logs/                           one file per process
+  lock                            held by the stack that runs here
+  dev.json, dispatcher.json       how to reach what runs here, while it does
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.tokens.private_files import create_private, read_private
 from tracelake.tokens.user_tokens import new_token
 from tracelake.tokens.worker_tokens import create_token_file
@@ -25,6 +30,8 @@ from tracelake.tokens.worker_tokens import create_token_file
 STATE_DATABASE = "tracelake_state"
 QUEUE_DATABASE = "tracelake_queue"
 DATA_DATABASE = "tracelake_data"
+QUEUE_ROLE = "tracelake_queue"
+"""What workers log in to the queue's database as; it may do nothing else."""
 
 
 class HomeSecrets(msgspec.Struct, frozen=True):
@@ -74,6 +81,21 @@ class Home:
         path = self.folder / "worker_tokens"
         create_token_file(path)
         return path
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One stack at a time; the kernel frees the lock of one that was killed."""
+        try:
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unavailable("HomeUnusable", f"can't lock {self.folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise Conflict("HomeInUse", f"a stack runs on {self.folder} already") from None
+        finally:
+            os.close(lock)
 
     def secrets(self) -> HomeSecrets:
         """Made at first start, the same ever after."""

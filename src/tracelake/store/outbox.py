@@ -26,6 +26,8 @@ async def wake(
     tx: Transaction, tasks: Sequence[NewTask], at: Sequence[datetime | None] | None = None
 ) -> None:
     """A wake-up for each task, now or at its time, committed with whatever else the transaction does."""
+    if at is None:
+        tasks = [task for task in tasks if task.wake]
     if not tasks:
         return
     payloads: list[dict[str, Any]] = [{"task_id": str(task.task_id)} for task in tasks]

@@ -49,10 +49,11 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that was just created, and the runtime that must hear of it."""
+    """A task that may run now, and the runtime that must hear of it, unless a free slot will say so later."""
 
     task_id: UUID
     runtime: str
+    wake: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ async def create_partition_tasks(
         [candidate[2].end for candidate in candidates],
         [candidate[3] for candidate in candidates],
     )
-    return _new(rows)
+    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
 
 
 async def create_cursor_tasks(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from litestar.connection import ASGIConnection
+from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
@@ -139,12 +140,19 @@ class Authentication:
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
         if connection.scope.get("method") == "OPTIONS":
-            return
+            raise _no_options(connection)
         identity: Identity = handler.opt[IDENTITY]
         if identity is Identity.NOBODY:
             return
         caller = await self.authenticators[identity](connection.scope)
         connection.scope["state"]["caller"] = caller
+
+
+def _no_options(connection: ASGIConnection[Any, Any, Any, Any]) -> MethodNotAllowedException:
+    """The framework answers OPTIONS by itself, without a credential and with half of the methods."""
+    template: str = connection.scope["path_template"]
+    methods = connection.app.route_handler_method_map[template]
+    return MethodNotAllowedException(headers={"allow": ", ".join(methods)})
 
 
 def check_own_attempt(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, MethodNotAllowedException
 
 from tracelake.dispatcher.api.answer import Answer
 from tracelake.dispatcher.api.identity import CHALLENGES, IDENTITY
@@ -101,6 +101,7 @@ def render_problem(request: Request[Any, Any, Any], error: Exception) -> Respons
 def _headers(request: Request[Any, Any, Any], error: Exception) -> dict[str, str]:
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": CHALLENGES[request.route_handler.opt[IDENTITY]]}
-    if isinstance(error, HTTPException):
-        return {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
+    if isinstance(error, MethodNotAllowedException):
+        methods = (error.headers or {}).get("allow", "").split(", ")
+        return {"Allow": ", ".join(sorted(method for method in methods if method != "OPTIONS"))}
     return {}

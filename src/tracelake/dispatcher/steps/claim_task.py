@@ -21,6 +21,7 @@ from tracelake.contracts.dispatcher_api import (
 )
 from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.end_attempts import wake_next
 from tracelake.dispatcher.steps.task_token import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskStatus, decide_claim
 from tracelake.store import jobs, tasks
@@ -83,11 +84,11 @@ async def _claim(
     gates = await _gates(tx, list(rows.values()))
     queued = [row for row in rows.values() if row.state.status is TaskStatus.QUEUED]
     reads = await tasks.claim_inputs(tx, queued) if queued else {}
-    verdicts = _decide(claims, rows, _with_inputs(gates, reads))
-    waiting = {c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.NOT_READY}
-    await tasks.park(tx, [task_id for task_id, gate in gates.items() if gate.full and task_id in waiting])
+    gates = _with_inputs(gates, reads)
+    verdicts = _decide(claims, rows, gates)
     superseded = [c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.SUPERSEDED]
     await tasks.cancel(tx, superseded, "a later task covers the same scope")
+    await _hand_on(tx, claims, rows, gates, verdicts)
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
     outputs = await jobs.output_state(tx, cards) if cards else {}
@@ -112,6 +113,31 @@ async def _gates(tx: Transaction, rows: Sequence[TaskRow]) -> dict[UUID, ClaimGa
         return {}
     await tasks.lock_gates(tx, (row.job_id for row in gated))
     return await tasks.claim_gates(tx, gated)
+
+
+async def _hand_on(
+    tx: Transaction,
+    claims: Sequence[ClaimRequest],
+    rows: dict[UUID, TaskRow],
+    gates: dict[UUID, ClaimGate],
+    verdicts: Sequence[ClaimVerdict],
+) -> None:
+    """A refused claim has spent its wake-up. What found its job full waits for the next slot; what can't run
+    for another reason leaves the slot, if that is what it was woken for, to the next in line."""
+    refused = {claim.task_id: verdict for claim, verdict in zip(claims, verdicts, strict=True)}
+    gated = [row for row in rows.values() if row.gated and row.state.status is TaskStatus.QUEUED]
+    parked = [
+        row
+        for row in gated
+        if refused[row.task_id] is ClaimVerdict.NOT_READY and gates[row.task_id].inputs_committed
+    ]
+    out = [
+        row
+        for row in gated
+        if refused[row.task_id] is ClaimVerdict.SUPERSEDED or not gates[row.task_id].inputs_committed
+    ]
+    await tasks.park(tx, [row.task_id for row in parked])
+    await wake_next(tx, out)
 
 
 def _with_inputs(gates: dict[UUID, ClaimGate], reads: dict[UUID, list[Row]]) -> dict[UUID, ClaimGate]:

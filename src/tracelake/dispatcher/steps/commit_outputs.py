@@ -37,7 +37,6 @@ from tracelake.store.invalidations import UsedScope
 from tracelake.store.jobs import JobCard
 from tracelake.store.tasks import TaskRow
 
-
 Files = dict[int, list[dict[str, Any]]]
 """For each output of a completion, by its place in the list, the files that were found for it."""
 

@@ -98,6 +98,7 @@ class _Executor:
     async def execute(self, plan: DeployPlan) -> None:
         leaving = [c for c in plan.jobs if c.kind in (ChangeKind.REPLACED, ChangeKind.REMOVED)]
         await self._retire(leaving)
+        await dags.unpublish(self._tx, self._spec.name)
         await self._buffered()
         for change in plan.jobs:
             match change.kind:
@@ -170,7 +171,6 @@ class _Executor:
             await dags.ensure_buffered(self._tx, self._ctx.org_id, self._spec.name, entry, uuid, version)
 
     async def _publish(self) -> None:
-        await dags.unpublish(self._tx, self._spec.name)
         for entry in self._spec.publish:
             if isinstance(entry, PublishedOutput):
                 await dags.publish_output(self._tx, self._spec.name, entry)

@@ -141,7 +141,8 @@ RETURNING t.task_id, w.runtime
 
 -- name: create_partition_tasks
 -- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets
--- none: the reconciler makes them when it goes on.
+-- none: the reconciler makes them when it goes on. Of a capped job no more are woken than may run; the others
+-- are woken by the slots that come free.
 WITH c AS (
     SELECT DISTINCT ON (c.job_id, c.range_start, c.range_end) c.*
     FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[])
@@ -165,7 +166,10 @@ WITH c AS (
     ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
     RETURNING task_id, job_id
 )
-SELECT created.task_id, ready.runtime FROM created JOIN ready USING (task_id)
+SELECT created.task_id, ready.runtime,
+       row_number() OVER (PARTITION BY ready.job_id ORDER BY ready.range_start, ready.range_end)
+           <= coalesce(ready.max_concurrency, 2147483647) AS wake
+FROM created JOIN ready USING (task_id)
 
 -- name: create_cursor_tasks
 -- The one waiting task of each PerUpdate job that has something to read or to undo.

@@ -1,0 +1,95 @@
+"""``tracelake dev``: the whole stack on one machine, in the foreground, on one home."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import getpid
+from urllib.parse import quote
+
+from tracelake.dev.child_process import ChildProcess, ChildSpec
+from tracelake.dev.dispatcher_part import DispatcherPart
+from tracelake.dev.handle import DEV_FILE, DISPATCHER_FILE, DevHandle, remove_handle, write_handle
+from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, QUEUE_ROLE, STATE_DATABASE, Home
+from tracelake.dev.postgres_part import PostgresPart
+from tracelake.dev.supervisor import Supervisor
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevOptions:
+    user_port: int = 8600
+    internal_port: int = 8601
+
+
+def run_dev(
+    home: Home, options: DevOptions, *, say: Callable[[str], None], on_ready: Callable[[DevHandle], None]
+) -> None:
+    """Serve until a signal asks for the end; every process that was started is gone on return."""
+    supervisor = Supervisor(say)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, supervisor.request_stop)
+    with home.locked():
+        stack = _Stack(home, options, supervisor)
+        try:
+            stack.forget()
+            if stack.bring_up():
+                stack.publish()
+                on_ready(stack.handle())
+                supervisor.watch(stack.publish)
+                say("stopping")
+        finally:
+            stack.forget()
+            supervisor.stop()
+            stack.forget()
+
+
+class _Stack:
+    """The parts by name. A further process is a ``ChildSpec`` and an entry in ``bring_up``."""
+
+    def __init__(self, home: Home, options: DevOptions, supervisor: Supervisor) -> None:
+        self._home = home
+        self._supervisor = supervisor
+        self._state = PostgresPart(
+            home.state_cluster, name="state", databases=(STATE_DATABASE, QUEUE_DATABASE)
+        )
+        self._data = PostgresPart(home.data_cluster, name="data", databases=(DATA_DATABASE,))
+        self._dispatcher = DispatcherPart(
+            home, user_port=options.user_port, internal_port=options.internal_port
+        )
+
+    def bring_up(self) -> bool:
+        """Stage by stage, each needing the ones before; False when a stop was asked for meanwhile."""
+        up = self._supervisor.bring_up
+        return up(self._state, self._data) and up(ChildProcess(self._dispatcher_spec()))
+
+    def _dispatcher_spec(self) -> ChildSpec:
+        return self._dispatcher.spec(
+            state_dsn=self._state.dsn(STATE_DATABASE), queue_dsn=self._state.dsn(QUEUE_DATABASE)
+        )
+
+    def handle(self) -> DevHandle:
+        dispatcher = self._dispatcher.handle
+        password = quote(self._home.secrets().queue_password, "")
+        return DevHandle(
+            user_url=dispatcher.user_url,
+            internal_url=dispatcher.internal_url,
+            query_url=None,
+            worker_token=dispatcher.worker_token,
+            user_token=dispatcher.user_token,
+            state_dsn=self._state.dsn(STATE_DATABASE),
+            data_dsn=self._data.dsn(DATA_DATABASE),
+            queue_dsn=f"postgresql://{QUEUE_ROLE}:{password}@127.0.0.1:{self._state.port}/{QUEUE_DATABASE}",
+            object_root=str(self._home.objects),
+            pids={"supervisor": getpid(), **self._supervisor.pids()},
+        )
+
+    def publish(self) -> None:
+        write_handle(self._home.folder / DEV_FILE, self.handle())
+
+    def forget(self) -> None:
+        """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
+        for name in (DEV_FILE, DISPATCHER_FILE):
+            remove_handle(self._home.folder / name)

@@ -1,0 +1,155 @@
+"""A part that is a program of its own: started with a log, waited for until ready, ended by signal.
+
+It runs in a session of its own, so Ctrl-C on the terminal and signals to the supervisor's process group
+reach the supervisor alone, which ends the parts in order. If the supervisor is killed, the kernel kills it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tracelake.domain.errors import Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_POLL = 0.02
+_TAIL_BYTES = 64 * 1024
+_LOG_KEPT_BYTES = 20 * 1024 * 1024
+_ERROR_LINE = "error: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """``argv`` is asked for at each start and ``ready`` again and again, with the pid, until it holds.
+
+    ``env`` is the whole environment. A child says why it can't start in a line ``error: …``.
+    """
+
+    name: str
+    argv: Callable[[], Sequence[str]]
+    ready: Callable[[int], bool]
+    folder: Path
+    log: Path
+    env: Mapping[str, str] = field(repr=False)
+    start_timeout: float = 60.0
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_timeout: float = 6.0
+
+
+class ChildProcess:
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, stopping: threading.Event) -> None:
+        spec = self._spec
+        log = _open_log(spec.log)
+        said_before = os.fstat(log).st_size
+        try:
+            process = self._process = self._fork(log)
+        finally:
+            os.close(log)
+        deadline = time.monotonic() + spec.start_timeout
+        while process.poll() is None and not spec.ready(process.pid):
+            if stopping.wait(_POLL):
+                return
+            if time.monotonic() > deadline:
+                self.stop()
+                raise self._failed(f"wasn't ready after {spec.start_timeout:g} s")
+        if (code := process.poll()) is not None:
+            raise self._failed(_said(spec.log, said_before) or f"ended at its start ({ending(code)})")
+
+    def stop(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(self._spec.stop_signal)
+        try:
+            process.wait(self._spec.stop_timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _fork(self, log: int) -> subprocess.Popen[bytes]:
+        spec = self._spec
+        try:
+            return subprocess.Popen(
+                list(spec.argv()),
+                cwd=spec.folder,
+                env=dict(spec.env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise self._failed(f"can't be executed: {error}") from None
+
+    def _failed(self, why: str) -> Unavailable:
+        return Unavailable("PartFailed", f"{self.name}: {why} (log: {self._spec.log})")
+
+
+def ending(code: int) -> str:
+    """A return code in words."""
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Runs between fork and exec, where a process with threads may do little: two system calls.
+
+    SIGKILL, since nothing is left then that would wait for a graceful end.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+    wish = (_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    def in_child() -> None:
+        if prctl(*wish) != 0 or os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def _open_log(path: Path) -> int:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _LOG_KEPT_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise Unavailable("LogUnwritable", f"can't write the log {path}: {error.strerror}") from None
+
+
+def _said(log: Path, since: int) -> str | None:
+    """The last line in which the child said what is wrong."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(since, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    return next((line[len(_ERROR_LINE) :] for line in reversed(lines) if line.startswith(_ERROR_LINE)), None)

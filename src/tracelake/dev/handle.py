@@ -1,0 +1,84 @@
+"""Handle files: where a running stack is found and what opens it.
+
+``dev.json`` is the whole stack's and there only while all of it was up; ``dispatcher.json`` is a Dispatcher's
+own. Both hold secrets, so they are made for their owner alone, and they appear whole or not at all: whoever
+waits for one may read it as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tracelake.domain.errors import Invalid, Unavailable
+
+DEV_FILE = "dev.json"
+DISPATCHER_FILE = "dispatcher.json"
+
+
+class DispatcherHandle(msgspec.Struct, frozen=True):
+    user_url: str
+    internal_url: str
+    user_token: str
+    worker_token: str
+    pid: int
+
+    def __repr__(self) -> str:
+        return f"DispatcherHandle({self.user_url}, {self.internal_url}, …)"
+
+
+class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn`` is the workers': a role
+    that can use the queue and do nothing else."""
+
+    user_url: str
+    internal_url: str
+    query_url: str | None
+    worker_token: str
+    user_token: str
+    state_dsn: str
+    data_dsn: str
+    queue_dsn: str
+    object_root: str
+    pids: dict[str, int]
+
+    def __repr__(self) -> str:
+        return f"DevHandle({self.user_url}, {self.internal_url}, …)"
+
+
+Handle = TypeVar("Handle", DispatcherHandle, DevHandle)
+
+
+def write_handle(path: Path, handle: DispatcherHandle | DevHandle) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(handle), indent=2) + b"\n")
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise Unavailable("HandleUnwritable", f"can't write {path}: {error.strerror}") from None
+
+
+def read_handle(path: Path, kind: type[Handle]) -> Handle | None:
+    """``None`` when there is no such file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Unavailable("HandleUnreadable", f"can't read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise Invalid("HandleDamaged", f"{path} isn't a stack's handle: {error}") from None
+
+
+def remove_handle(path: Path) -> None:
+    path.unlink(missing_ok=True)
