@@ -63,7 +63,9 @@ def say(line: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.control", description=__doc__)
     parser.add_argument("--only", default="W1,W2,W3,W4,W5", help="workloads, by comma")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the work; for trying, not for quoting")
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of the work; for trying, not for quoting"
+    )
     parser.add_argument("--home", type=Path, help="keep the homes here (otherwise a temporary folder)")
     options = parser.parse_args()
     only = options.only.split(",")

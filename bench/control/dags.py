@@ -29,18 +29,18 @@ def dag(name: str, source: str, length: int) -> bytes:
             "outputs": 1,
         }
     ]
-    for step in range(1, length + 1):
-        jobs.append(
-            {
-                "name": f"step{step}",
-                "activation": "reactive",
-                "runtime": "ecs_python",
-                "operator": "noop",
-                "inputs": [{"from": {"job": f"step{step - 1}", "output": 0}}],
-                "outputs": 1,
-                "execution_strategy": "PerPartition",
-            }
-        )
+    jobs += [
+        {
+            "name": f"step{step}",
+            "activation": "reactive",
+            "runtime": "ecs_python",
+            "operator": "noop",
+            "inputs": [{"from": {"job": f"step{step - 1}", "output": 0}}],
+            "outputs": 1,
+            "execution_strategy": "PerPartition",
+        }
+        for step in range(1, length + 1)
+    ]
     return orjson.dumps({"name": name, "defaults": {"heartbeat_timeout_seconds": 3600}, "jobs": jobs})
 
 

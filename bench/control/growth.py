@@ -74,7 +74,9 @@ async def _costs(stack: Stack, source: Source, first: int, calls: int) -> dict[s
         events.append(time.perf_counter() - began)
         task_id = await connection.fetchval(SQL.queued_task, NAME, start)
         began = time.perf_counter()
-        claim = await source.http.post("/internal/task-claim", {"task_id": str(task_id), "worker_id": "bench"})
+        claim = await source.http.post(
+            "/internal/task-claim", {"task_id": str(task_id), "worker_id": "bench"}
+        )
         claims.append(time.perf_counter() - began)
         if claim["status"] != "Claimed":
             raise RuntimeError(f"not claimed: {claim['reason']}")

@@ -1,4 +1,4 @@
-"""The system under test: ``tracelake dispatcher`` on a home of its own, with its embedded, durable Postgres."""
+"""The system under test: ``tracelake dispatcher`` on a home of its own, with its embedded Postgres."""
 
 from __future__ import annotations
 
@@ -101,15 +101,18 @@ def _proportional(process: psutil.Process) -> int:
 @contextlib.asynccontextmanager
 async def running(home: Path) -> AsyncIterator[Stack]:
     """The Dispatcher from its command line, until it answers on both ports; stopped by SIGTERM."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ready_file = home / "ready.json"
-    ready_file.unlink(missing_ok=True)
+    ready_file = _prepare(home)
     command = ["-m", "tracelake", "dispatcher", "--home", str(home), "--ready-file", str(ready_file)]
     command += ["--user-port", "0", "--internal-port", "0", "--runtime", f"{SOURCE_RUNTIME}={SOURCE_RUNTIME}"]
     began = time.monotonic()
     with (home / "dispatcher.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(),
         )
     try:
         while not ready_file.exists():
@@ -121,6 +124,13 @@ async def running(home: Path) -> AsyncIterator[Stack]:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         await process.wait()
+
+
+def _prepare(home: Path) -> Path:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ready_file = home / "ready.json"
+    ready_file.unlink(missing_ok=True)
+    return ready_file
 
 
 def _environment() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """``python -m bench.control.worker``: a worker as small as the contract allows, in a process of its own.
 
 It waits on its runtime's queue, claims what it is woken for (one by the single call, several by the batch
-call), completes each task with its scope and acknowledges the wake-ups. It says on its standard output what it
-completed and when, on the machine's monotonic clock, which all processes share. Settings come as one JSON object
-on its standard input: DSNs and tokens belong in no argument list.
+call), completes each task with its scope and acknowledges the wake-ups. It says on its standard output what
+it completed and when, on the machine's monotonic clock, which all processes share. Settings come as one JSON
+object on its standard input: DSNs and tokens belong in no argument list.
 """
 
 from __future__ import annotations

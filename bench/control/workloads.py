@@ -22,12 +22,10 @@ async def sequential_chains(stack: Stack, runs: int) -> dict[str, Any]:
     """W1: from a person's trigger to the answer to the last completion, one chain at a time."""
     user = await stack.user()
     await user.post("/v1/dags", dag("w1", "manual", CHAIN))
-    times = []
     async with working(stack, processes=1, batch=BATCH, lanes=LANES) as fleet:
         await _chain(user, fleet, 0)
         costs = _Costs(stack, fleet)
-        for run in range(1, runs + 1):
-            times.append(await _chain(user, fleet, run))
+        times = [await _chain(user, fleet, run) for run in range(1, runs + 1)]
         spent = costs.per(runs * CHAIN)
     user.close()
     return {

@@ -22,7 +22,8 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import positive_data_acceptance
+from schemathesis.checks import negative_data_rejection, positive_data_acceptance
+from schemathesis.core.parameters import ParameterLocation
 
 from tracelake.dispatcher.api.apps import INTERNAL_ROUTES, USER_ROUTES, describe
 from tracelake.dispatcher.runtimes import RuntimeRegistry
@@ -42,6 +43,13 @@ jobs:
   - {{ name: src, activation: source, runtime: dispatcher, source: {{ kind: manual }}, outputs: 1 }}
   - {{ name: always, activation: source, runtime: ecs_python, operator: noop, source: {{ kind: always_on }},
        outputs: [{{ name: rows, storage: postgres }}], update_strategy: replace }}
+  - name: easy
+    activation: reactive
+    runtime: ecs_python
+    operator: noop
+    inputs: [{{ from: {{ job: src, output: 0 }} }}]
+    outputs: 1
+    execution_strategy: PerPartition
   - name: cold
     activation: reactive
     runtime: ecs_python
@@ -62,20 +70,26 @@ publish:
   cold_rows: {{ from: {{ job: cold, output: 0 }} }}
 """
 FILES = [DAG.format(n=0), DAG.format(n=1), "name: other\njobs: []\n", "name: driven\njobs:\n  - {name: x}\n"]
-# A well-formed request may ask for something that isn't there or isn't possible, so acceptance isn't checked.
-DECLINED = [positive_data_acceptance]
+
+
+TASK_SCOPED = ("/v1/task/complete", "/v1/task/events", "/v1/task/heartbeat")
 
 
 @dataclass
 class Served:
-    """Both ports, and things that exist behind them."""
+    """Both ports, and things that exist behind them; each kind of caller has running attempts of its own."""
 
     internal_url: str
     user_url: str
     user_token: str = field(repr=False)
-    capability_token: str = field(default="", repr=False)
-    claims: list[dict[str, Any]] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list, repr=False)
     known: dict[str, list[Any]] = field(default_factory=dict)
+
+    def own_claim(self, path: str) -> dict[str, Any]:
+        return self.claims[TASK_SCOPED.index(path)]
+
+    def other_claims(self) -> list[dict[str, Any]]:
+        return self.claims[len(TASK_SCOPED) :]
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +151,12 @@ def populate(served: Served) -> None:
         url = f"{served.user_url}/v1/sources/driven/src/trigger"
         assert httpx.post(url, json=scope, headers=person).status_code == 202
     tasks = httpx.get(f"{served.user_url}/v1/tasks?limit=1000", headers=person).json()["tasks"]
-    for task in tasks[:30]:
+    for task in tasks[:40]:
         body = {"task_id": task["task_id"], "worker_id": "w", "claim_key": "k"}
         claim = httpx.post(f"{served.internal_url}/internal/task-claim", json=body, headers=worker).json()
         assert claim["status"] == "Claimed"
         served.claims.append(claim)
     outputs = [output for job in deployed.json()["jobs"] for output in job["outputs"]]
-    served.capability_token = served.claims[0]["capability_token"]
     served.known = {
         "task_id": [task["task_id"] for task in tasks],
         "dataset_uuid": [output["dataset_uuid"] for output in outputs],
@@ -151,20 +164,19 @@ def populate(served: Served) -> None:
         "dataset": ["cold_rows"],
         "name": ["cold_rows", outputs[0]["dataset_uuid"]],
         "dag": ["driven"],
-        "job": ["src", "cold", "always", "follow"],
+        "job": ["src", "easy", "cold", "always", "follow"],
     }
 
 
-def make_real(case: schemathesis.Case, served: Served, claims: list[dict[str, Any]]) -> None:
-    """In about half of the well-formed requests, name things that exist."""
+def make_real(case: schemathesis.Case, served: Served, claims: list[dict[str, Any]]) -> bytes | None:
+    """In about half of the well-formed requests, name things that exist. A DAG file is returned as text."""
     draw = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())
     if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE or draw % 2:
-        return
+        return None
     claim = claims[draw // 2 % len(claims)]
     for part in (case.path_parameters, case.query, case.body):
         replace(part, served, claim, draw // 2)
-    if case.media_type == "application/yaml":
-        case.body = FILES[draw // 2 % len(FILES)]
+    return FILES[draw // 2 % len(FILES)].encode() if case.media_type == "application/yaml" else None
 
 
 def replace(value: Any, served: Served, claim: dict[str, Any], draw: int) -> None:
@@ -173,12 +185,30 @@ def replace(value: Any, served: Served, claim: dict[str, Any], draw: int) -> Non
             replace(item, served, claim, draw)
     elif isinstance(value, dict):
         for name in value:
-            if "lease_token" in value and name in ("task_id", "attempt", "lease_token"):
+            if "attempt" in value and name in ("task_id", "attempt", "lease_token"):
                 value[name] = claim[name]
+            elif name in ("events", "outputs") and value[name]:
+                value[name] = [scoped(name, entry, claim, draw) for entry in value[name][:3]]
             elif name in served.known and value[name] is not None:
                 value[name] = served.known[name][draw % len(served.known[name])]
             else:
                 replace(value[name], served, claim, draw)
+
+
+def scoped(kind: str, entry: dict[str, Any], claim: dict[str, Any], draw: int) -> dict[str, Any]:
+    """An event or an output of the claimed task, with some of what was generated left in it."""
+    output = claim["task"]["outputs"][draw % len(claim["task"]["outputs"])]
+    span = claim["task"]["inputs"][0] if claim["task"]["inputs"] else {}
+    scopes: list[dict[str, Any]] = [
+        {name: span[name] for name in ("start", "end") if name in span},
+        {"cursor": draw % 1000},
+        {name: entry[name] for name in ("start", "end", "cursor") if name in entry},
+    ]
+    if kind == "outputs":
+        return {"output_index": output["output_index"], **scopes[draw // 2 % 3]}
+    scopes.append({"id": f"i{draw % 5}", "invalidate": {"start": draw % 300, "end": draw % 300 + 20}})
+    ids = {name: output[name] for name in ("dataset_uuid", "dataset_version")}
+    return {**ids, **scopes[draw // 2 % 4]}
 
 
 def described(name: str, routes: Any) -> tuple[dict[str, Any], Any]:
@@ -198,27 +228,33 @@ bounded = settings(
 )
 
 
+def declined(case: schemathesis.Case) -> list[Any]:
+    """A well-formed request may ask for something that isn't there, so its acceptance isn't checked. One that
+    was to lack its credential is given it here, so its rejection isn't; ``ignored_auth`` sees to that."""
+    headers = case.meta.components.get(ParameterLocation.HEADER) if case.meta else None
+    spoilt = headers is not None and headers.mode is GenerationMode.NEGATIVE
+    return [positive_data_acceptance, *([negative_data_rejection] if spoilt else [])]
+
+
 @internal_schema.parametrize()
 @bounded
 def test_the_internal_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
-    scoped = case.path.startswith("/v1/task/")
-    make_real(case, served, served.claims[:1] if scoped else served.claims[1:])
-    case.call_and_validate(
-        base_url=served.internal_url,
-        headers={"X-Trace-Worker-Token": WORKER_TOKEN, "X-Trace-Task-Capability": served.capability_token},
-        excluded_checks=DECLINED,
-    )
+    headers = {"X-Trace-Worker-Token": WORKER_TOKEN}
+    claims = served.other_claims()
+    if case.path in TASK_SCOPED:
+        claims = [served.own_claim(case.path)]
+        headers = {"X-Trace-Task-Capability": claims[0]["capability_token"]}
+    make_real(case, served, claims)
+    case.call_and_validate(base_url=served.internal_url, headers=headers, excluded_checks=declined(case))
 
 
 @user_schema.parametrize()
 @bounded
 def test_the_user_port_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
-    make_real(case, served, served.claims)
-    case.call_and_validate(
-        base_url=served.user_url,
-        headers={"Authorization": f"Bearer {served.user_token}"},
-        excluded_checks=DECLINED,
-    )
+    headers = {"Authorization": f"Bearer {served.user_token}"}
+    file = make_real(case, served, served.claims)
+    more = {} if file is None else {"data": file}
+    case.call_and_validate(base_url=served.user_url, headers=headers, excluded_checks=declined(case), **more)
 
 
 def test_the_documents_that_drive_these_tests_are_the_served_ones(served: Served) -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.api.apps import INTERNAL_ROUTES, user_app
 from tracelake.dispatcher.api.dispatch import DirectDispatch
-from tracelake.dispatcher.api.edge import HttpMetrics
+from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.api.identity import IDENTITY, Identity
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.store import users
@@ -222,3 +222,13 @@ async def test_public_keys_are_for_everybody(api: Surfaces) -> None:
     assert answer.status_code == 200
     [key] = answer.json()["keys"]
     assert (key["kty"], key["alg"], "d" in key) == ("EC", "ES256", False)
+
+
+async def test_tokens_are_verified_at_the_state_databases_time(api: Surfaces, ctx: StepContext) -> None:
+    ahead = "SELECT statement_timestamp() + interval '1 hour'"
+    change = f"CREATE OR REPLACE FUNCTION tl_now() RETURNS timestamptz LANGUAGE sql STABLE AS $$ {ahead} $$"
+    await ctx.db.run(lambda tx: tx.execute(change))
+    claim, _ = await two_claims(api)
+    headers = api.task(claim["capability_token"])
+    answer = await api.internal.post("/v1/task/heartbeat", json=fence(claim), headers=headers)
+    assert answer.status_code == 200, answer.text

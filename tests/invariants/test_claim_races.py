@@ -1,4 +1,4 @@
-"""Two claims at once, and claims against whatever frees or closes their job: each order, none left to luck."""
+"""Claims at once, and claims against whatever frees or closes their job: each order, none left to luck."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tracelake.contracts.dispatcher_api import ClaimResponse, EventIn
+from tracelake.contracts.dispatcher_api import ClaimRequest, ClaimResponse, EventIn
+from tracelake.dispatcher.steps.claim_task import claim_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.pause_job import set_job_paused
 from tracelake.store import tasks
@@ -70,9 +71,6 @@ async def test_two_claims_for_the_last_slot_never_exceed_the_cap(
 
 
 async def test_claims_of_one_call_share_the_last_slot(talk: Conversation) -> None:
-    from tracelake.contracts.dispatcher_api import ClaimRequest
-    from tracelake.dispatcher.steps.claim_task import claim_tasks
-
     ids = await queued(talk, 3, scaling={"max_concurrency": 2})
     answers = await claim_tasks(talk.ctx, [ClaimRequest(task, "w1") for task in ids])
     assert [a.status for a in answers] == ["Claimed", "Claimed", "NotClaimed"]

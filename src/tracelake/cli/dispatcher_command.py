@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from tracelake.dev.home import QUEUE_DATABASE, STATE_DATABASE, Home
-from tracelake.dispatcher.app import Endpoints, run_dispatcher
-from tracelake.dispatcher.settings import DispatcherSettings, tuned
+from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.domain.errors import Invalid
-from tracelake.logs import configure_logs
-from tracelake.secret import Secret
+
+if TYPE_CHECKING:
+    from tracelake.dev.home import Home
+    from tracelake.dispatcher.app import Endpoints
+    from tracelake.dispatcher.settings import DispatcherSettings
 
 HELP = """Run the Dispatcher: it turns events into leased tasks and serves two ports.
 
-The **user port** is for people, the CLI and CI (`/v1/*`, `Authorization: Bearer`); the **internal port** is for
-workers (`/internal/*`) and tasks (`/v1/task/*`) and must not be reachable from elsewhere.
+The **user port** is for people, the CLI and CI (`/v1/*`, `Authorization: Bearer`); the **internal port** is
+for workers (`/internal/*`) and tasks (`/v1/task/*`) and must not be reachable from elsewhere.
 
 Without DSNs it starts a Postgres of its own inside the home. With `--state-dsn` (or `TRACELAKE_STATE_DSN`) it
 uses a given one, version 15 or newer; the queue is then a database of its own, given by `--queue-dsn`.
@@ -37,7 +36,10 @@ Examples:
     TRACELAKE_STATE_DSN=postgresql://… TRACELAKE_QUEUE_DSN=postgresql://… tracelake dispatcher --home ./home
 """
 
-HomeOption = Annotated[Path, typer.Option(help="Folder for keys, tokens, objects and the embedded Postgres.")]
+HomeOption = Annotated[
+    Path,
+    typer.Option(readable=False, help="Folder for keys, tokens, objects and the embedded Postgres."),
+]
 StateDsn = Annotated[
     str | None, typer.Option(envvar="TRACELAKE_STATE_DSN", help="State database (prefer the variable).")
 ]
@@ -50,7 +52,7 @@ RuntimeOption = Annotated[
 
 
 def dispatcher(
-    home: HomeOption = Path(".tracelake"),
+    home: HomeOption = DEFAULT_HOME,
     state_dsn: StateDsn = None,
     queue_dsn: QueueDsn = None,
     host: Annotated[str, typer.Option(help="Address that both ports listen on.")] = "127.0.0.1",
@@ -58,10 +60,19 @@ def dispatcher(
     internal_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8601,
     runtime: RuntimeOption = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write the URLs and tokens here once both ports answer (mode 0600).")
+        Path | None,
+        typer.Option(
+            help="Where the URLs and tokens stand while both ports answer.  [default: HOME/dispatcher.json]"
+        ),
     ] = None,
     log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
 ) -> None:
+    from tracelake.dev.handle import DISPATCHER_FILE
+    from tracelake.dev.home import Home
+    from tracelake.dispatcher.settings import DispatcherSettings, tuned
+    from tracelake.logs import configure_logs
+    from tracelake.secret import Secret
+
     if (state_dsn is None) != (queue_dsn is None):
         raise Invalid("DsnMissing", "--state-dsn and --queue-dsn go together")
     configure_logs("json" if log_format == "json" else "text")
@@ -82,7 +93,7 @@ def dispatcher(
             internal_port=internal_port,
             runtimes=_runtimes(runtime or []),
         )
-        _serve(place, tuned(settings, os.environ), ready_file)
+        _serve(place, tuned(settings, os.environ), ready_file or place.folder / DISPATCHER_FILE)
 
 
 dispatcher.__doc__ = HELP
@@ -90,6 +101,7 @@ dispatcher.__doc__ = HELP
 
 @contextmanager
 def _embedded(place: Home) -> Iterator[tuple[str, str]]:
+    from tracelake.dev.home import QUEUE_DATABASE, STATE_DATABASE
     from tracelake.embedded_postgres import Cluster
 
     with Cluster(place.state_cluster, name="state") as cluster:
@@ -98,12 +110,15 @@ def _embedded(place: Home) -> Iterator[tuple[str, str]]:
         yield cluster.dsn(STATE_DATABASE), cluster.dsn(QUEUE_DATABASE)
 
 
-def _serve(place: Home, settings: DispatcherSettings, ready_file: Path | None) -> None:
+def _serve(place: Home, settings: DispatcherSettings, ready_file: Path) -> None:
+    import asyncio
+
     import uvloop
 
+    from tracelake.dispatcher.app import run_dispatcher
+
     def ready(endpoints: Endpoints) -> None:
-        if ready_file is not None:
-            _write_ready(ready_file, place, endpoints)
+        _write_ready(ready_file, place, endpoints)
         typer.echo(f"ready  user {endpoints.user_url}  internal {endpoints.internal_url}")
 
     async def main() -> None:
@@ -113,27 +128,33 @@ def _serve(place: Home, settings: DispatcherSettings, ready_file: Path | None) -
             loop.add_signal_handler(number, stop.set)
         await run_dispatcher(settings, stop, ready)
 
-    uvloop.run(main())
+    try:
+        uvloop.run(main())
+    finally:
+        _remove_ready(ready_file)
 
 
 def _write_ready(path: Path, place: Home, endpoints: Endpoints) -> None:
-    """Whole or not at all: whoever waits for the file may read it as soon as it is there."""
+    from tracelake.dev.handle import DispatcherHandle, write_handle
     from tracelake.tokens.worker_tokens import first_token
 
-    content = msgspec.json.encode(
-        {
-            "user_url": endpoints.user_url,
-            "internal_url": endpoints.internal_url,
-            "user_token": place.secrets().user_token,
-            "worker_token": first_token(place.worker_tokens),
-            "pid": os.getpid(),
-        }
+    handle = DispatcherHandle(
+        user_url=endpoints.user_url,
+        internal_url=endpoints.internal_url,
+        user_token=place.secrets().user_token,
+        worker_token=first_token(place.worker_tokens),
+        pid=os.getpid(),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    temporary.replace(path)
+    write_handle(path, handle)
+
+
+def _remove_ready(path: Path) -> None:
+    """Only our own: a successor on the same home may have written its file already."""
+    from tracelake.dev.handle import DispatcherHandle, read_handle, remove_handle
+
+    handle = read_handle(path, DispatcherHandle)
+    if handle is not None and handle.pid == os.getpid():
+        remove_handle(path)
 
 
 def _runtimes(entries: list[str]) -> dict[str, str]:

@@ -1,14 +1,31 @@
-"""The ``tracelake`` command."""
+"""The ``tracelake`` command.
+
+Commands import what they need when they run: asking for help or for a list of tasks must not wait for the
+Dispatcher's modules, and must work where they aren't installed.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from tracelake import __version__
+from tracelake.cli import failures
+from tracelake.cli.dag_commands import deploy, plan, schema
+from tracelake.cli.dataset_commands import datasets_app
+from tracelake.cli.dev_command import dev
 from tracelake.cli.dispatcher_command import dispatcher
-from tracelake.domain.errors import InvalidDag, TracelakeError
+from tracelake.cli.doctor_command import doctor
+from tracelake.cli.job_commands import pause, resume, trigger
+from tracelake.cli.keys_commands import keys_app
+from tracelake.cli.logs_command import logs
+from tracelake.cli.outbox_commands import outbox_app
+from tracelake.cli.status_command import status
+from tracelake.cli.task_commands import cancel, retry, task_app, tasks
+
+DEBUG = "--debug"
 
 app = typer.Typer(
     help="Tracelake: events in, leased tasks out, every output committed once.",
@@ -16,24 +33,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(dispatcher)
+for title, commands in (
+    ("Run", (dev, dispatcher, doctor, logs)),
+    ("Work with DAGs", (deploy, plan, trigger, pause, resume, schema)),
+    ("Look and act", (status, tasks, cancel, retry)),
+):
+    for command in commands:
+        app.command(rich_help_panel=title)(command)
+for name, group in (("task", task_app), ("datasets", datasets_app), ("outbox", outbox_app)):
+    app.add_typer(group, name=name, rich_help_panel="Look and act")
+app.add_typer(keys_app, name="keys", rich_help_panel="Run")
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show a traceback when something fails.")] = False,
+) -> None:
     if version:
         typer.echo(f"tracelake {__version__}")
         raise typer.Exit
 
 
 def main() -> None:
-    """Errors that the platform raises on purpose are one line, not a traceback."""
-    try:
-        app()
-    except InvalidDag as error:
-        for problem in error.problems:
-            typer.echo(f"line {problem.line}: {problem.field}: {problem.message}", err=True)
-        sys.exit(2)
-    except TracelakeError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        sys.exit(1)
+    """``--debug`` is taken wherever it stands: it is added to a command that has just failed."""
+    given = sys.argv[1:]
+    arguments = [each for each in given if each != DEBUG]
+    failures.run(lambda: app(arguments, prog_name="tracelake"), debug=len(arguments) < len(given))

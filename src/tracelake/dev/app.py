@@ -15,8 +15,6 @@ from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, QUEUE_ROLE, STATE_
 from tracelake.dev.postgres_part import PostgresPart
 from tracelake.dev.supervisor import Supervisor
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
@@ -29,8 +27,7 @@ def run_dev(
 ) -> None:
     """Serve until a signal asks for the end; every process that was started is gone on return."""
     supervisor = Supervisor(say)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, supervisor.request_stop)
+    _stop_by_signal(supervisor)
     with home.locked():
         stack = _Stack(home, options, supervisor)
         try:
@@ -44,6 +41,14 @@ def run_dev(
             stack.forget()
             supervisor.stop()
             stack.forget()
+
+
+def _stop_by_signal(supervisor: Supervisor) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, supervisor.request_stop)
+    # Whoever started this with nohup wants it to outlive the terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, supervisor.request_stop)
 
 
 class _Stack:

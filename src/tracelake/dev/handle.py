@@ -32,8 +32,8 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn`` is the workers': a role
-    that can use the queue and do nothing else."""
+    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn`` is the workers': its
+    role can use the queue and do nothing else."""
 
     user_url: str
     internal_url: str

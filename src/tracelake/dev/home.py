@@ -90,10 +90,11 @@ class Home:
         except OSError as error:
             raise Unavailable("HomeUnusable", f"can't lock {self.folder}: {error.strerror}") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict("HomeInUse", f"a stack runs on {self.folder} already") from None
             yield
-        except BlockingIOError:
-            raise Conflict("HomeInUse", f"a stack runs on {self.folder} already") from None
         finally:
             os.close(lock)
 

@@ -15,14 +15,13 @@ from queue import SimpleQueue
 from typing import assert_never
 
 from tracelake.dev.part import Part
-from tracelake.domain.errors import TracelakeError
 
 _LOOK_SECONDS = 0.1
 _STEADY_SECONDS = 30.0
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 10.0
 _STOP_SECONDS = 9.0
-"""For all stages together; parts have less patience, so this only bounds a part that is stuck in its start."""
+"""For all stages together; parts have less patience, so it only bounds one that is stuck in its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,8 @@ class _Keeper(threading.Thread):
             while not self._wait_to_restart(deaths, why):
                 try:
                     self.part.start(self.stopping)
-                except TracelakeError as error:
-                    deaths, why = deaths + 1, f"can't be started: {error.message}"
+                except Exception as error:
+                    deaths, why = deaths + 1, f"can't be started: {error}"
                     continue
                 ready_at = time.monotonic()
                 if not self.stopping.is_set():

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -40,7 +40,7 @@ from tracelake.queue.base import Queue
 from tracelake.queue.install import install
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.store import users
-from tracelake.store.db import Database, DeployLock, Transaction, open_pool
+from tracelake.store.db import Database, DeployLock, Transaction, close_pool, open_pool
 from tracelake.store.jobs import JobCards
 from tracelake.store.migrate import migrate
 from tracelake.tokens.signing import PemKeyring
@@ -49,6 +49,7 @@ from tracelake.tokens.worker_tokens import WorkerTokens
 log = structlog.get_logger(__name__)
 
 QUEUE_ROLE = "tracelake_queue"
+DRAIN_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,19 @@ async def run_dispatcher(
         endpoints = Endpoints(user_port.url, internal_port.url)
         log.info("dispatcher ready", user_url=endpoints.user_url, internal_url=endpoints.internal_url)
         on_ready(endpoints)
-        await _until_stopped(stop, [*serving, *loops])
+        failure = await _until_stopped(stop, [*serving, *loops])
         log.info("dispatcher stopping")
         user_port.stop()
         internal_port.stop()
         await asyncio.gather(*serving, return_exceptions=True)
-        await local.drain()
+        # The loops first: what they would hand to the in-process runtime now is another replica's to do.
         for loop in loops:
             loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        await asyncio.wait(loops, timeout=DRAIN_SECONDS)
+        await local.drain(DRAIN_SECONDS)
     log.info("dispatcher stopped")
+    if failure is not None:
+        raise failure
 
 
 def _check(queue: Queue) -> Callable[[], Awaitable[None]]:
@@ -112,14 +116,16 @@ def _check(queue: Queue) -> Callable[[], Awaitable[None]]:
     return check
 
 
-async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Until told to stop, or until one of ``tasks``, none of which should ever end, ends."""
+async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> BaseException | None:
+    """Until told to stop, or until one of ``tasks``, none of which should ever end, ends; then why it did."""
     waiting = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     for task in done - {waiting}:
         if error := task.exception():
             log.error("a part of the dispatcher failed", error=repr(error))
+            return error
+    return None
 
 
 @asynccontextmanager
@@ -149,7 +155,7 @@ async def _steps(
             keyring,
         )
     finally:
-        await pool.close()
+        await close_pool(pool)
 
 
 async def _first_user(tx: Transaction, settings: DispatcherSettings) -> UUID:
@@ -192,7 +198,7 @@ def _loops(
     registry: CollectorRegistry,
 ) -> list[Coroutine[Any, Any, None]]:
     gauges = StateGauges(registry)
-    reaper = _Reaper(ctx)
+    reaper = _Reaper(ctx, settings.reap_seconds)
     return [
         delivery.deliver_fresh(),
         every(settings.outbox_sweep_seconds, "outbox", delivery.sweep),
@@ -209,18 +215,26 @@ def _loops(
 
 
 class _Reaper:
-    """Remembers since when this process has been able to hear heartbeats."""
+    """Remembers since when this process has been able to hear heartbeats.
 
-    def __init__(self, ctx: StepContext) -> None:
+    A pass that comes late means that the process, or the machine with its database, stood still meanwhile:
+    what workers said then may still be on its way.
+    """
+
+    def __init__(self, ctx: StepContext, every_seconds: float) -> None:
         self._ctx = ctx
+        self._late = timedelta(seconds=2 * every_seconds + 1)
         self._listening_since: datetime | None = None
+        self._last_pass: datetime | None = None
 
     def deaf(self) -> None:
         self._listening_since = None
 
     async def reap(self) -> None:
-        if self._listening_since is None:
-            self._listening_since = await begin_listening(self._ctx)
+        now = await begin_listening(self._ctx)
+        if self._last_pass is None or now - self._last_pass > self._late or self._listening_since is None:
+            self._listening_since = now
+        self._last_pass = now
         reaped = await reap_leases(self._ctx, self._listening_since)
         if reaped:
             log.warning("leases ran out", attempts=reaped)

@@ -12,7 +12,7 @@ from litestar.types import ASGIApp
 
 from tracelake.domain.errors import Conflict
 
-SHUTDOWN_SECONDS = 5
+SHUTDOWN_SECONDS = 4
 
 
 class _Server(uvicorn.Server):
@@ -41,6 +41,8 @@ class Listener:
             http="httptools",
             lifespan="off",
             server_header=False,
+            date_header=False,
+            proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             backlog=1024,

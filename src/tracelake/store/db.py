@@ -31,6 +31,11 @@ log = logging.getLogger(__name__)
 
 _DEPLOY_LOCK = 8_600_143
 _MAX_TRIES = 8
+_CONNECT_SECONDS = 10.0
+# Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
+_COMMAND_SECONDS = 20.0
+_ROLLBACK_SECONDS = 2.0
+_CLOSE_SECONDS = 1.0
 _RETRY = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
@@ -58,6 +63,11 @@ class DeployLock(Enum):
     NONE = "BEGIN"
     SHARED = f"BEGIN; SELECT pg_advisory_xact_lock_shared({_DEPLOY_LOCK})"
     EXCLUSIVE = f"BEGIN; SELECT pg_advisory_xact_lock({_DEPLOY_LOCK})"
+
+
+# Planning a claim anew costs more than running it, so hot steps plan each statement once per connection. Such a
+# plan must not depend on how full the tables were then: no scan of a whole table where an index serves.
+_PLAN_ONCE = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off"
 
 
 class Connection(Protocol):
@@ -110,11 +120,15 @@ class Database:
         *,
         lock: DeployLock = DeployLock.SHARED,
         durable: bool = True,
+        hot: bool = False,
     ) -> T:
-        """Run ``work`` in one transaction; again, from the start, when Postgres asks for that."""
+        """Run ``work`` in one transaction; again, from the start, when Postgres asks for that.
+
+        ``hot`` is for steps whose statements find everything by key: they are planned once.
+        """
         for again in range(_MAX_TRIES):
             try:
-                async with self.transaction(lock=lock, durable=durable) as tx:
+                async with self.transaction(lock=lock, durable=durable, hot=hot) as tx:
                     return await work(tx)
             except _RETRY as error:
                 log.warning("transaction rolled back, running it again", extra={"cause": str(error)})
@@ -128,30 +142,37 @@ class Database:
 
     @asynccontextmanager
     async def transaction(
-        self, *, lock: DeployLock = DeployLock.SHARED, durable: bool = True
+        self, *, lock: DeployLock = DeployLock.SHARED, durable: bool = True, hot: bool = False
     ) -> AsyncIterator[Transaction]:
+        opening = [lock.value]
+        if not durable:
+            opening.append("SET LOCAL synchronous_commit = off")
+        if hot:
+            opening.append(_PLAN_ONCE)
         async with self._connections.acquire() as connection:
-            await connection.execute(
-                lock.value if durable else f"{lock.value}; SET LOCAL synchronous_commit = off"
-            )
+            await connection.execute("; ".join(opening))
             tx = Transaction(connection)
             try:
                 yield tx
                 await connection.execute("COMMIT")
-            except BaseException:
-                await _abandon(connection)
+            except BaseException as error:
+                await _abandon(connection, error)
                 raise
         if tx.outbox:
             for listener in self._listeners:
                 listener(tx.outbox)
 
 
-async def _abandon(connection: Connection) -> None:
+async def _abandon(connection: Connection, error: BaseException) -> None:
     """Roll back, or drop the connection when even that can't be said (the server then rolls back)."""
     if connection.is_closed():
         return
+    if isinstance(error, TimeoutError):
+        connection.terminate()
+        return
     try:
-        await asyncio.shield(connection.execute("ROLLBACK"))
+        async with asyncio.timeout(_ROLLBACK_SECONDS):
+            await connection.execute("ROLLBACK")
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.CancelledError):
         with contextlib.suppress(Exception):
             connection.terminate()
@@ -167,15 +188,26 @@ async def open_pool(
         max_size=max_size,
         init=prepare_connection,
         reset=_keep_session,
+        timeout=_CONNECT_SECONDS,
+        command_timeout=_COMMAND_SECONDS,
         server_settings={
             "application_name": application,
             "statement_timeout": "15s",
             "lock_timeout": "10s",
-            "idle_in_transaction_session_timeout": "30s",
+            "idle_in_transaction_session_timeout": "10s",
             "timezone": "UTC",
             "jit": "off",
         },
     )
+
+
+async def close_pool(pool: asyncpg.Pool) -> None:
+    """In order when that can be done at once; whoever is still inside is cut off (the server rolls back)."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:

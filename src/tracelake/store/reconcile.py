@@ -23,6 +23,14 @@ class ScopePage:
     next: BlockRange | None
 
 
+@dataclass(frozen=True, slots=True)
+class LastUpdate:
+    """The last task of a PerUpdate job: it waits or runs, or gave up (failed for good, canceled) at a time."""
+
+    lives: bool
+    gave_up_at: datetime | None
+
+
 async def reactive_jobs(tx: Transaction) -> list[tuple[UUID, ExecutionStrategy]]:
     rows = await tx.fetch(SQL.reactive_jobs)
     return [(row["job_id"], ExecutionStrategy(row["execution_strategy"])) for row in rows]
@@ -43,13 +51,16 @@ async def missing_scopes(
     )
 
 
-async def given_up_at(tx: Transaction, job_id: UUID) -> datetime | None:
-    """When the last task of a PerUpdate job failed for good or was canceled; None if it wasn't."""
+async def last_update(tx: Transaction, job_id: UUID) -> LastUpdate:
     row = await tx.fetchrow(SQL.last_update, job_id)
-    if row is None or row["status"] not in (TaskStatus.FAILED.value, TaskStatus.CANCELED.value):
-        return None
-    ended: datetime | None = row["ended_at"]
-    return ended
+    if row is None:
+        return LastUpdate(lives=False, gave_up_at=None)
+    status = TaskStatus(row["status"])
+    gave_up = status in (TaskStatus.FAILED, TaskStatus.CANCELED)
+    return LastUpdate(
+        lives=status in (TaskStatus.QUEUED, TaskStatus.RUNNING),
+        gave_up_at=row["ended_at"] if gave_up else None,
+    )
 
 
 async def moved_since(tx: Transaction, job_id: UUID, when: datetime) -> bool:

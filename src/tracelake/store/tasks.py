@@ -227,7 +227,9 @@ async def create_partition_tasks(
         [candidate[2].end for candidate in candidates],
         [candidate[3] for candidate in candidates],
     )
-    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
+    created = [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
+    await park(tx, [task.task_id for task in created if not task.wake])
+    return created
 
 
 async def create_cursor_tasks(

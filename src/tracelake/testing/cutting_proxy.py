@@ -23,9 +23,9 @@ _CHUNK = 65536
 
 
 class Cut(Enum):
-    """What becomes of a message: it passes, never arrives, arrives and its answer is lost, or waits."""
+    """What becomes of a message: it arrives, never does, does and its answer is lost, or waits."""
 
-    PASS = "pass"
+    NONE = "none"
     BEFORE = "before"
     AFTER = "after"
     HOLD = "hold"
@@ -52,7 +52,7 @@ Policy = Callable[[ClientMessage], Cut]
 
 
 def pass_all(message: ClientMessage) -> Cut:
-    return Cut.PASS
+    return Cut.NONE
 
 
 class RandomCuts:
@@ -66,16 +66,16 @@ class RandomCuts:
 
     def __call__(self, message: ClientMessage) -> Cut:
         if not message.asks_for_answer:
-            return Cut.PASS
+            return Cut.NONE
         odds = self._commit_one_in if message.is_commit else self._one_in
         if self._random.randrange(odds):
-            return Cut.PASS
+            return Cut.NONE
         cut = self._random.choice((Cut.BEFORE, Cut.AFTER))
         self.made[f"{cut.value} {'COMMIT' if message.is_commit else 'statement'}"] += 1
         return cut
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Link:
     """One client connection and its counterpart to the server."""
 
@@ -84,6 +84,7 @@ class _Link:
     server_reader: asyncio.StreamReader
     server: asyncio.StreamWriter
     swallow: bool = False
+    frozen: bool = False
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class _Link:
 
 
 class CuttingProxy:
-    """``async with CuttingProxy(dsn) as proxy: connect(proxy.dsn)``. Faults are switched on and off at will."""
+    """``async with CuttingProxy(dsn) as proxy: connect(proxy.dsn)``. Faults are switched freely."""
 
     def __init__(self, target_dsn: str) -> None:
         parts = urlsplit(target_dsn)
@@ -109,6 +110,7 @@ class CuttingProxy:
         self.policy: Policy = pass_all
         self.refusing = False
         self.held = asyncio.Event()
+        self._let_go = asyncio.Event()
         self.cuts = 0
 
     @property
@@ -138,6 +140,13 @@ class CuttingProxy:
         self.cuts += len(links)
         return len(links)
 
+    def freeze(self) -> int:
+        """The present connections stay open for ever and carry nothing more: a peer that vanished. New ones
+        work."""
+        for link in self._links:
+            link.frozen = True
+        return len(self._links)
+
     def stall(self) -> None:
         """Connections stay open, new ones are accepted, and nothing comes through: a network gone dark."""
         self._flowing.clear()
@@ -145,11 +154,16 @@ class CuttingProxy:
     def flow(self) -> None:
         self._flowing.set()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def let_go(self) -> None:
+        """Send on what was held."""
+        self._let_go.set()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._flowing.wait()
         if self.refusing:
             writer.transport.abort()
@@ -178,12 +192,12 @@ class CuttingProxy:
                 kind = await link.client_reader.readexactly(1)
                 length = await link.client_reader.readexactly(4)
                 body = await link.client_reader.readexactly(int.from_bytes(length) - 4)
-                await self._flowing.wait()
+                await self._passage(link)
                 text = body[:-1].decode(errors="replace") if kind == b"Q" else ""
                 cut = self.policy(ClientMessage(kind.decode("latin-1"), text))
                 if cut is Cut.HOLD:
                     self.held.set()
-                    await asyncio.Event().wait()
+                    await self._let_go.wait()
                 if cut is Cut.BEFORE:
                     break
                 link.swallow = cut is Cut.AFTER
@@ -195,6 +209,11 @@ class CuttingProxy:
             self.cuts += 1
         finally:
             link.close()
+
+    async def _passage(self, link: _Link) -> None:
+        await self._flowing.wait()
+        if link.frozen:
+            await asyncio.Event().wait()
 
     async def _startup(self, link: _Link) -> None:
         while True:
@@ -210,7 +229,7 @@ class CuttingProxy:
         try:
             pending = b""
             while data := await link.server_reader.read(_CHUNK):
-                await self._flowing.wait()
+                await self._passage(link)
                 if not link.swallow:
                     link.client.write(data)
                     await link.client.drain()

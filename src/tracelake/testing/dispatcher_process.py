@@ -31,7 +31,7 @@ _POLL = 0.02
 
 
 class DispatcherProcess:
-    """Replicas share a ``home``, for its keys and tokens; each has a ``name``, for its log and its ready file."""
+    """Replicas share a ``home``, for its keys and tokens; each has a ``name``, for its log and ready file."""
 
     def __init__(
         self,
@@ -127,10 +127,8 @@ class DispatcherProcess:
         return await self.ended(timeout)
 
     async def ended(self, timeout: float = 10.0) -> int:
-        async with asyncio.timeout(timeout):
-            while (code := self.exit_code) is None:
-                await asyncio.sleep(_POLL)
-        return code
+        assert self._process is not None, f"{self.name} was never started"
+        return await asyncio.to_thread(self._process.wait, timeout)
 
     async def close(self) -> None:
         """Whatever its state, it is gone afterwards."""

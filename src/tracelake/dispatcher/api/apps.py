@@ -7,7 +7,7 @@ user port, whatever the method and the credential.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
@@ -15,8 +15,9 @@ from litestar.handlers import HTTPRouteHandler
 from tracelake.dispatcher.api.dag_routes import DAG_ROUTES
 from tracelake.dispatcher.api.dataset_views import DATASET_VIEWS
 from tracelake.dispatcher.api.dispatch import Dispatch
-from tracelake.dispatcher.api.edge import HttpMetrics, Surface
+from tracelake.dispatcher.api.edge import Surface
 from tracelake.dispatcher.api.health_routes import HEALTH_ROUTES
+from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.api.identity import (
     IDENTITY,
     Authentication,
@@ -28,9 +29,10 @@ from tracelake.dispatcher.api.identity import (
 )
 from tracelake.dispatcher.api.job_routes import JOB_ROUTES
 from tracelake.dispatcher.api.openapi import document
-from tracelake.dispatcher.api.problems import render_problem
+from tracelake.dispatcher.api.problems import framework_refusal
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.api.services import Check, Services
+from tracelake.dispatcher.api.state_clock import StateClock
 from tracelake.dispatcher.api.task_routes import TASK_ROUTES
 from tracelake.dispatcher.api.task_views import TASK_VIEWS
 from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
@@ -44,10 +46,6 @@ INTERNAL_ROUTES = (*WORKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
 USER_ROUTES = (*DAG_ROUTES, *TASK_VIEWS, *DATASET_VIEWS, *JOB_ROUTES, *HEALTH_ROUTES)
 
 
-def wall_clock() -> datetime:
-    return datetime.now(UTC)
-
-
 def internal_app(
     dispatch: Dispatch,
     *,
@@ -55,16 +53,16 @@ def internal_app(
     public_keys: Callable[[datetime], PublicKeys],
     metrics: HttpMetrics,
     checks: Mapping[str, Check] | None = None,
-    now: Callable[[], datetime] = wall_clock,
     timeout: float = REQUEST_SECONDS,
 ) -> Surface:
     """``checks`` are what ``/readyz`` looks at besides the state database."""
     ctx = dispatch.ctx
+    now = StateClock(ctx.db).now
     authenticators: dict[Identity, Authenticator] = {
         Identity.WORKER: WorkerAuthenticator(worker_tokens),
         Identity.TASK: TaskAuthenticator(public_keys, now, issuer=ctx.issuer, audience=ctx.audience),
     }
-    return _surface("internal", INTERNAL_ROUTES, authenticators, dispatch, metrics, checks, now, timeout)
+    return _surface("internal", INTERNAL_ROUTES, authenticators, dispatch, metrics, checks, timeout)
 
 
 def user_app(
@@ -72,7 +70,6 @@ def user_app(
     *,
     metrics: HttpMetrics,
     checks: Mapping[str, Check] | None = None,
-    now: Callable[[], datetime] = wall_clock,
     timeout: float = REQUEST_SECONDS,
     token_ttl: float = 3.0,
 ) -> Surface:
@@ -80,12 +77,12 @@ def user_app(
     authenticators: dict[Identity, Authenticator] = {
         Identity.USER: UserAuthenticator(dispatch.ctx.db, ttl=token_ttl)
     }
-    return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, now, timeout)
+    return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, timeout)
 
 
 def describe(name: str, routes: Sequence[HTTPRouteHandler]) -> bytes:
     """The OpenAPI document of a port without serving it: what clients and tests are made from."""
-    return document(_title(name), _litestar(routes, {}).routes)
+    return document(_title(name), _litestar(routes, Authentication({})).routes)
 
 
 def _surface(
@@ -95,32 +92,30 @@ def _surface(
     dispatch: Dispatch,
     metrics: HttpMetrics,
     checks: Mapping[str, Check] | None,
-    now: Callable[[], datetime],
     timeout: float,
 ) -> Surface:
     for route in routes:
         identity = route.opt[IDENTITY]
         if identity is not Identity.NOBODY and identity not in authenticators:
             raise ValueError(f"{route.paths}: the {name} port can't authenticate a {identity}")
-    litestar = _litestar(routes, authenticators)
+    authentication = Authentication(authenticators)
+    litestar = _litestar(routes, authentication)
     services = Services(
         dispatch=dispatch,
         registry=metrics.registry,
         checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
-        now=now,
+        now=StateClock(dispatch.ctx.db).now,
         openapi=document(_title(name), litestar.routes),
     )
-    return Surface(name, litestar, services, metrics, timeout)
+    return Surface(name, litestar, authentication, services, metrics, timeout)
 
 
-def _litestar(
-    routes: Sequence[HTTPRouteHandler], authenticators: Mapping[Identity, Authenticator]
-) -> Litestar:
+def _litestar(routes: Sequence[HTTPRouteHandler], authentication: Authentication) -> Litestar:
     return Litestar(
         routes,
-        guards=[Authentication(authenticators)],
+        guards=[authentication.guard],
         request_class=ApiRequest,
-        exception_handlers={Exception: render_problem},
+        exception_handlers={Exception: framework_refusal},
         openapi_config=None,
         logging_config=None,
         debug=False,

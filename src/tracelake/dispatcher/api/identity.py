@@ -8,7 +8,7 @@ from how a request is refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -72,7 +72,7 @@ class TaskAuthenticator:
     def __init__(
         self,
         keys: Callable[[datetime], PublicKeys],
-        now: Callable[[], datetime],
+        now: Callable[[], Awaitable[datetime]],
         *,
         issuer: str,
         audience: str,
@@ -86,7 +86,7 @@ class TaskAuthenticator:
         token = _header(scope, b"x-trace-task-capability")
         if not token:
             raise Unauthenticated("CapabilityMissing", f"{TASK_HEADER} is missing")
-        now = self._now()
+        now = await self._now()
         return capability.verify(
             token, self._keys(now), audience=self._audience, issuer=self._issuer, now=now
         )
@@ -132,20 +132,19 @@ class UserAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
-    """The guard of one surface."""
+    """The authenticators of one surface."""
 
     authenticators: Mapping[Identity, Authenticator]
 
-    async def __call__(
-        self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
-    ) -> None:
+    async def check(self, scope: Scope, identity: Identity) -> None:
+        """Leaves who is calling in the scope's state."""
+        if identity is not Identity.NOBODY:
+            scope["state"]["caller"] = await self.authenticators[identity](scope)
+
+    async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         if connection.scope.get("method") == "OPTIONS":
             raise _no_options(connection)
-        identity: Identity = handler.opt[IDENTITY]
-        if identity is Identity.NOBODY:
-            return
-        caller = await self.authenticators[identity](connection.scope)
-        connection.scope["state"]["caller"] = caller
+        await self.check(connection.scope, handler.opt[IDENTITY])
 
 
 def _no_options(connection: ASGIConnection[Any, Any, Any, Any]) -> MethodNotAllowedException:

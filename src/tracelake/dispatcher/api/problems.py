@@ -16,7 +16,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 
 from tracelake.dispatcher.api.answer import Answer
-from tracelake.dispatcher.api.identity import CHALLENGES, IDENTITY
+from tracelake.dispatcher.api.identity import CHALLENGES, IDENTITY, Identity
 from tracelake.domain.errors import Invalid, InvalidDag, TracelakeError, Unauthenticated
 
 MEDIA_TYPE = "application/problem+json"
@@ -81,27 +81,33 @@ def problem_of(error: Exception) -> Problem:
             return problem(500, "Internal", "something went wrong inside; the log knows more")
 
 
-def problem_answer(found: Problem) -> Answer:
-    return Answer(msgspec.json.encode(found), status=found.status, media_type=MEDIA_TYPE.encode())
+def problem_answer(found: Problem, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+    body = msgspec.json.encode(found)
+    return Answer(body, status=found.status, media_type=MEDIA_TYPE.encode(), headers=headers)
 
 
-def render_problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """The application's handler for every exception."""
+def refusal(error: Exception, identity: Identity, method: str, path: str) -> Answer:
+    """The answer to a request on which a route raised; ``identity`` is what the route asks for."""
     found = problem_of(error)
     if found.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("request_failed", method=request.method, path=request.scope["path"], exc_info=error)
-    return Response(
-        msgspec.json.encode(found),
-        status_code=found.status,
-        media_type=MEDIA_TYPE,
-        headers=_headers(request, error),
-    )
-
-
-def _headers(request: Request[Any, Any, Any], error: Exception) -> dict[str, str]:
+        log.error("request_failed", method=method, path=path, exc_info=error)
     if isinstance(error, Unauthenticated):
-        return {"WWW-Authenticate": CHALLENGES[request.route_handler.opt[IDENTITY]]}
+        return problem_answer(found, ((b"www-authenticate", CHALLENGES[identity].encode()),))
     if isinstance(error, MethodNotAllowedException):
         methods = (error.headers or {}).get("allow", "").split(", ")
-        return {"Allow": ", ".join(sorted(method for method in methods if method != "OPTIONS"))}
-    return {}
+        allowed = ", ".join(sorted(method for method in methods if method != "OPTIONS"))
+        return problem_answer(found, ((b"allow", allowed.encode()),))
+    return problem_answer(found)
+
+
+def framework_refusal(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """The same for what the framework serves; it wants a response of its own kind."""
+    handler = request.scope.get("route_handler")
+    identity = handler.opt.get(IDENTITY, Identity.NOBODY) if handler else Identity.NOBODY
+    answer = refusal(error, identity, request.method, request.scope["path"])
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        media_type=MEDIA_TYPE,
+        headers={name.decode(): value.decode() for name, value in answer.headers},
+    )

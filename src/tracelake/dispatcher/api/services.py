@@ -20,7 +20,7 @@ class Services:
     dispatch: Dispatch
     registry: CollectorRegistry
     checks: Mapping[str, Check]
-    now: Callable[[], datetime]
+    now: Callable[[], Awaitable[datetime]]
     openapi: bytes
 
     @property

@@ -156,7 +156,7 @@ async def worker_events(request: ApiRequest) -> Answer:
 async def task_jwks(request: ApiRequest) -> Answer:
     """The public keys that prove capability tokens."""
     services = request.services
-    return json_answer(await services.ctx.signer.jwks(services.now()))
+    return json_answer(await services.ctx.signer.jwks(await services.now()))
 
 
 WORKER_ROUTES = (

@@ -1,14 +1,18 @@
 """Step 3, outbox to queue: intents that were committed are delivered, at least once.
 
 What this process has just committed is delivered straight from memory; a sweep takes what is due later, what
-other processes left behind, and what failed. A wake-up that can't be published is tried again with backoff and
-given up visibly after many tries; the task behind it is still found by the re-wake sweep.
+other processes left behind, and what failed. A wake-up that can't be published is tried again with backoff
+and given up visibly after many tries; the task behind it is still found by the re-wake sweep.
+
+What was delivered is forgotten a moment later, many entries at a time: no task waits for that, and entries
+that a crash leaves behind are delivered once more, which is harmless.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import structlog
@@ -26,6 +30,8 @@ log = structlog.get_logger(__name__)
 BATCH = 500
 HOLD_SECONDS = 30.0
 GRACE_SECONDS = 1.0
+FORGET_SECONDS = 0.2
+"""Well within the grace, after which a sweep takes what is still there."""
 BACKOFF_BASE_SECONDS = 1.0
 BACKOFF_MAX_SECONDS = 300.0
 MAX_TRIES = 20
@@ -48,6 +54,8 @@ class OutboxDelivery:
         self._run_local = run_local
         self._fresh: list[OutboxEntry] = []
         self._wakened = asyncio.Event()
+        self._settled: list[int] = []
+        self._forget_at = 0.0
         self._delivered = Counter("tracelake_outbox_delivered_total", "Delivered.", registry=registry)
         self._failed = Counter("tracelake_outbox_failed_total", "Failed deliveries.", registry=registry)
         db.on_commit(self.notice)
@@ -60,14 +68,27 @@ class OutboxDelivery:
     async def deliver_fresh(self) -> None:
         """For ever: deliver what was committed here as soon as it is."""
         while True:
-            await self._wakened.wait()
-            self._wakened.clear()
+            await self._pause()
             while self._fresh:
                 batch, self._fresh = self._fresh[:BATCH], self._fresh[BATCH:]
-                try:
-                    await self.deliver(batch)
-                except Unavailable as error:
-                    log.warning("outbox entries wait for the sweep", count=len(batch), error=error.message)
+                await self._tried(self.deliver(batch), len(batch))
+            if len(self._settled) >= BATCH or self._forget_at <= asyncio.get_running_loop().time():
+                await self._tried(self._forget(), len(self._settled))
+
+    async def _pause(self) -> None:
+        """Until something was committed here, or what was delivered is to be forgotten."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._forget_at if self._settled else None):
+                await self._wakened.wait()
+        self._wakened.clear()
+
+    async def _tried(self, work: Awaitable[None], count: int) -> None:
+        try:
+            await work
+        except Unavailable as error:
+            log.warning("outbox entries wait for the sweep", count=count, error=error.message)
+        except Exception:
+            log.exception("loop failed", loop="fresh outbox entries", count=count)
 
     async def sweep(self) -> None:
         """Once: deliver everything that is due and that nobody else is delivering."""
@@ -77,6 +98,7 @@ class OutboxDelivery:
             )
             if entries:
                 await self.deliver(entries)
+                await self._forget()
             if len(entries) < BATCH:
                 return
 
@@ -92,7 +114,7 @@ class OutboxDelivery:
                 await self._note_failure(ids, error.message)
             else:
                 self._delivered.inc(len(ids))
-                await self._forget(ids)
+                self._settle(ids)
 
     async def _hand_over(self, name: str, entries: Sequence[OutboxEntry]) -> None:
         runtime = self._runtimes.get(name)
@@ -105,9 +127,16 @@ class OutboxDelivery:
         else:
             await self._queue.publish(runtime.queue, [entry.payload for entry in entries])
 
-    async def _forget(self, ids: Sequence[int]) -> None:
-        """Without waiting for the disk: what is forgotten in a crash is delivered once more."""
-        await self._db.run(lambda tx: outbox.delivered(tx, ids), lock=DeployLock.NONE, durable=False)
+    def _settle(self, ids: Sequence[int]) -> None:
+        if not self._settled:
+            self._forget_at = asyncio.get_running_loop().time() + FORGET_SECONDS
+        self._settled.extend(ids)
+
+    async def _forget(self) -> None:
+        """Without waiting for the disk: a crash may bring back what was forgotten."""
+        ids, self._settled = self._settled, []
+        if ids:
+            await self._db.run(lambda tx: outbox.delivered(tx, ids), lock=DeployLock.NONE, durable=False)
 
     async def _note_failure(self, ids: Sequence[int], error: str) -> None:
         given_up = await self._db.run(

@@ -1,14 +1,17 @@
 """The ``dispatcher`` runtime: platform operators, run in this process as ordinary leased tasks.
 
-They are claimed, fenced and completed like any other; only the worker is here. What dies with the process is
-found again by the re-wake sweep or the reaper.
+They are claimed, fenced and completed like any other; only the worker is here. An answer that an outage of the
+database swallowed is asked for again, as any worker would: a lost one must not cost a lease period. What dies
+with the process is found again by the re-wake sweep or the reaper.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -34,6 +37,10 @@ from tracelake.store.db import DeployLock
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8
+PATIENCE_SECONDS = 30.0
+_PAUSES = (0.1, 2.0)
+
+T = TypeVar("T")
 
 
 class InProcessRuntime:
@@ -42,27 +49,46 @@ class InProcessRuntime:
         self._worker_id = worker_id
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._running: set[asyncio.Task[None]] = set()
+        self._draining = False
 
     def submit(self, task_id: UUID) -> None:
         task = asyncio.create_task(self._run(task_id))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def drain(self) -> None:
-        """Wait for what runs; its work is short."""
-        while self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
+    async def drain(self, seconds: float) -> None:
+        """Begin nothing more and wait that long for what runs: its work is short. The rest is given up."""
+        self._draining = True
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=seconds)
+            for task in late:
+                task.cancel()
 
     async def _run(self, task_id: UUID) -> None:
         async with self._slots:
+            if self._draining:
+                return
             try:
-                claimed = await self._dispatch.claim(ClaimRequest(task_id, self._worker_id))
+                request = ClaimRequest(task_id, self._worker_id, secrets.token_hex(8))
+                claimed = await self._until_answered(lambda: self._dispatch.claim(request))
                 if claimed.status == "Claimed":
                     await self._execute(claimed)
             except (Unavailable, Conflict) as error:
                 log.warning("in-process task given up", task_id=str(task_id), reason=error.reason)
             except Exception:
                 log.exception("in-process task crashed", task_id=str(task_id))
+
+    async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        pause, longest = _PAUSES
+        patience = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await call()
+            except Unavailable:
+                if self._draining or asyncio.get_running_loop().time() > patience:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(longest, pause * 2)
 
     async def _execute(self, claimed: ClaimResponse) -> None:
         task, attempt, lease = claimed.task, claimed.attempt, claimed.lease_token
@@ -76,7 +102,8 @@ class InProcessRuntime:
             events = await self._events(task)
             final = list(islice(events, MAX_EVENTS))
             while len(final) == MAX_EVENTS:
-                await heartbeat(self._dispatch.ctx, HeartbeatRequest(task.task_id, attempt, lease))
+                beat = HeartbeatRequest(task.task_id, attempt, lease)
+                await heartbeat(self._dispatch.ctx, beat)
                 request = EventsRequest(task.task_id, attempt, final, lease)
                 await accept_events(self._dispatch.ctx, request)
                 final = list(islice(events, MAX_EVENTS))
@@ -85,11 +112,10 @@ class InProcessRuntime:
             failed = CompleteRequest(
                 task.task_id, "Failed", attempt, lease, error_message=error.message, retryable=False
             )
-            await self._dispatch.complete(failed)
+            await self._until_answered(lambda: self._dispatch.complete(failed))
             return
-        await self._dispatch.complete(
-            CompleteRequest(task.task_id, "Completed", attempt, lease, events=final)
-        )
+        done = CompleteRequest(task.task_id, "Completed", attempt, lease, events=final)
+        await self._until_answered(lambda: self._dispatch.complete(done))
         bound.info("in-process task completed")
 
     async def _events(self, task: TaskPayload) -> Iterator[EventIn]:

@@ -35,7 +35,7 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
         return await count_events(ctx, tx, produced, gates)
 
     with ctx.metrics.timed("events"):
-        counted = await ctx.db.run(work)
+        counted = await ctx.db.run(work, hot=True)
     _count(ctx, counted)
     return EventsResponse(
         [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],
@@ -63,7 +63,7 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
         return await count_events(ctx, tx, produced, gates)
 
     with ctx.metrics.timed("trigger"):
-        counted = await ctx.db.run(work)
+        counted = await ctx.db.run(work, hot=True)
     _count(ctx, counted)
     return TriggerResponse(counted.kept[0].event_id, len(counted.created))
 

@@ -57,7 +57,7 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
         return await _claim(ctx, tx, claims)
 
     with ctx.metrics.timed("claim"):
-        decided = await ctx.db.run(work)
+        decided = await ctx.db.run(work, hot=True)
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
 

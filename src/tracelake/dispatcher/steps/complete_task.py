@@ -70,7 +70,7 @@ async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[Answer]:
         return []
     try:
         with ctx.metrics.timed("complete"):
-            answers = await ctx.db.run(work)
+            answers = await ctx.db.run(work, hot=True)
         for answer in answers:
             _count(ctx, answer)
         return answers

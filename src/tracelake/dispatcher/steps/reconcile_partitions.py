@@ -33,10 +33,14 @@ async def reconcile_partitions(ctx: StepContext) -> int:
 
 
 async def _reconcile_updates(ctx: StepContext, job_id: UUID) -> int:
+    """A task that lives is enough: it reads up to where its inputs are, and its end looks for more."""
+
     async def work(tx: Transaction) -> int:
         await tasks.lock_gates(tx, [job_id])
-        gave_up = await reconcile.given_up_at(tx, job_id)
-        if gave_up is not None and not await reconcile.moved_since(tx, job_id, gave_up):
+        last = await reconcile.last_update(tx, job_id)
+        if last.lives:
+            return 0
+        if last.gave_up_at is not None and not await reconcile.moved_since(tx, job_id, last.gave_up_at):
             return 0
         created = await create_updates(ctx, tx, [job_id])
         await outbox.wake(tx, created)

@@ -320,13 +320,17 @@ CREATE FUNCTION scope_revision(version uuid, first bigint, last bigint) RETURNS 
 
 -- What makes a PerPartition task one of a kind besides job and scope: the revisions of the scope in every
 -- triggering input, and in the job's own outputs (a correction must be able to ask for the same inputs again).
+-- A version that was never invalidated, which is nearly every one, is not searched for invalidations.
 CREATE FUNCTION scope_key(job uuid, first bigint, last bigint) RETURNS text LANGUAGE sql STABLE
     AS $$
-        SELECT coalesce((SELECT string_agg(scope_revision(ji.dataset_version, first, last)::text, ','
-                                           ORDER BY ji.input_index)
-                         FROM job_input ji WHERE ji.job_id = job AND ji.trigger), '')
+        SELECT coalesce((SELECT string_agg(CASE WHEN dv.revision = 0 THEN '0'
+                                                ELSE scope_revision(ji.dataset_version, first, last)::text END,
+                                           ',' ORDER BY ji.input_index)
+                         FROM job_input ji JOIN dataset_version dv USING (dataset_version)
+                         WHERE ji.job_id = job AND ji.trigger), '')
             || ';' ||
-               coalesce((SELECT max(scope_revision(dv.dataset_version, first, last))::text
+               coalesce((SELECT max(CASE WHEN dv.revision = 0 THEN 0
+                                         ELSE scope_revision(dv.dataset_version, first, last) END)::text
                          FROM dataset_version dv WHERE dv.job_id = job), '0')
     $$;
 

@@ -12,16 +12,19 @@ FROM job WHERE dag_name = ANY($1::text[]) AND active ORDER BY dag_name, name
 SELECT seq FROM task WHERE seq < $1 ORDER BY seq DESC LIMIT $2
 
 -- name: recent_tasks_of_jobs
--- The newest tasks of some jobs, every generation of them, whatever their status.
+-- The newest tasks of some jobs, every generation of them, whatever their status. The array of one and the order
+-- by job keep the planner from walking all tasks backwards in the hope of meeting the job, which may have none.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
-    SELECT seq FROM task WHERE job_id = j.job_id AND seq < $3 ORDER BY seq DESC LIMIT $4) t
+    SELECT seq FROM task WHERE job_id = ANY(ARRAY[j.job_id]) AND seq < $3
+    ORDER BY job_id, seq DESC LIMIT $4) t
 WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: queued_tasks
 -- Queued tasks, job by job from the index of what waits.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
-    SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Queued' AND seq < $3 ORDER BY seq DESC LIMIT $4) t
+    SELECT seq FROM task WHERE job_id = ANY(ARRAY[j.job_id]) AND status = 'Queued' AND seq < $3
+    ORDER BY job_id DESC, seq DESC LIMIT $4) t
 WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
 ORDER BY t.seq DESC LIMIT $4
 
@@ -49,8 +52,8 @@ ORDER BY t.seq DESC LIMIT $4
 -- name: completed_tasks
 -- Completed tasks: nearly all are, so walking each job's newest finds them at once.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
-    SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Completed' AND seq < $3
-    ORDER BY seq DESC LIMIT $4) t
+    SELECT seq FROM task WHERE job_id = ANY(ARRAY[j.job_id]) AND status = 'Completed' AND seq < $3
+    ORDER BY job_id, seq DESC LIMIT $4) t
 WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
 ORDER BY t.seq DESC LIMIT $4
 

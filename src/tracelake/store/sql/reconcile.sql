@@ -21,7 +21,7 @@ ORDER BY p.range_start, p.range_end LIMIT $5
 SELECT input_index FROM job_input WHERE job_id = $1 AND trigger ORDER BY input_index
 
 -- name: last_update
--- The last task of a PerUpdate job, if it ended without doing its work: what it gave up on is not tried again
+-- The last task of a PerUpdate job: while it lives nothing is missing, and what it gave up on is not tried again
 -- until there is something newer.
 SELECT t.status, t.inputs, t.ended_at FROM task t
 WHERE t.job_id = $1 AND t.kind = 'cursor' ORDER BY t.seq DESC LIMIT 1

@@ -107,14 +107,14 @@ WITH e AS (
                         ELSE tl_now() + make_interval(secs => e.ready_in) END,
         ended_at = CASE WHEN e.ready_in IS NULL THEN tl_now() END
     FROM e WHERE t.task_id = e.task_id
-    RETURNING t.task_id, t.attempt, t.ready_at
+    RETURNING t.task_id, t.attempt, t.ready_at, e.outcome, e.ready_in, e.error_message, e.digest, e.result
 )
 UPDATE attempt a
 SET outcome = e.outcome, error_message = e.error_message, ended_at = tl_now(), completion_digest = e.digest,
-    result = e.result || jsonb_build_object('retry_at', CASE WHEN e.ready_in IS NOT NULL THEN ended.ready_at END)
-FROM ended JOIN e USING (task_id)
-WHERE a.task_id = ended.task_id AND a.attempt = ended.attempt
-RETURNING a.task_id, a.result, ended.ready_at
+    result = e.result || jsonb_build_object('retry_at', CASE WHEN e.ready_in IS NOT NULL THEN e.ready_at END)
+FROM ended e
+WHERE a.task_id = e.task_id AND a.attempt = e.attempt
+RETURNING a.task_id, a.result, e.ready_at
 
 -- name: ended_attempts
 -- What was answered when these attempts ended, so that a repeat of the same completion gets the same answer.
@@ -149,7 +149,7 @@ WITH c AS (
         AS c(task_id, job_id, range_start, range_end, cause)
     ORDER BY c.job_id, c.range_start, c.range_end
 ), ready AS (
-    SELECT c.*, j.org_id, j.runtime, j.max_concurrency, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
+    SELECT c.*, j.org_id, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
     FROM c JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
     WHERE NOT EXISTS (
         SELECT 1 FROM job_input ji
@@ -164,12 +164,12 @@ WITH c AS (
     SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause FROM ready
     ORDER BY job_id, range_start, range_end
     ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
-    RETURNING task_id, job_id
+    RETURNING task_id, job_id, range_start, range_end
 )
-SELECT created.task_id, ready.runtime,
-       row_number() OVER (PARTITION BY ready.job_id ORDER BY ready.range_start, ready.range_end)
-           <= coalesce(ready.max_concurrency, 2147483647) AS wake
-FROM created JOIN ready USING (task_id)
+SELECT created.task_id, j.runtime,
+       row_number() OVER (PARTITION BY created.job_id ORDER BY created.range_start, created.range_end)
+           <= coalesce(j.max_concurrency, 2147483647) AS wake
+FROM created JOIN job j USING (job_id)
 
 -- name: create_cursor_tasks
 -- The one waiting task of each PerUpdate job that has something to read or to undo.

@@ -109,6 +109,8 @@ class Scheduler:
         if self.direct:
             return await self._directly(label, run)
         if self.ending:
+            if link is not None:
+                await link.lose()
             raise Died
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(Turn(self.actor, label, run, link, releases, due, future))
@@ -138,7 +140,7 @@ class Scheduler:
             await self._release_parked()
 
     async def advance(self, seconds: float) -> None:
-        self.now += timedelta(seconds=round(seconds, 3))
+        self.now += timedelta(seconds=seconds)
         await self.monitor.set_clock(self.now)
 
     async def _directly(self, label: str, run: Callable[[], Awaitable[Any]] | None) -> Any:

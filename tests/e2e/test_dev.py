@@ -1,0 +1,250 @@
+"""``tracelake dev``: one command brings everything up, keeps it up, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psycopg
+import pytest
+
+from tracelake.dev.handle import DevHandle
+from tracelake.testing.dev_stack import DevStack, descendants, eventually, is_gone, tracelake
+
+CONTRACT_FIELDS = {
+    "user_url",
+    "internal_url",
+    "query_url",
+    "worker_token",
+    "user_token",
+    "state_dsn",
+    "data_dsn",
+    "object_root",
+    "pids",
+}
+STOP_SECONDS = 10
+DAG = """
+name: kept
+jobs:
+  - { name: src, activation: source, runtime: dispatcher, source: { kind: manual }, outputs: 1 }
+  - name: work
+    activation: reactive
+    runtime: ecs_python
+    operator: noop
+    inputs: [{ from: { job: src, output: 0 } }]
+    outputs: 1
+    execution_strategy: PerPartition
+"""
+
+Start = Callable[..., DevStack]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[DevStack] = []
+
+    def start(home: Path, *options: str) -> DevStack:
+        stack = DevStack(home, tmp_path / f"output-{len(started)}", *options)
+        started.append(stack)
+        return stack
+
+    yield start
+    for stack in started:
+        stack.close()
+
+
+def ready_on(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def processes(stack: DevStack) -> list[int]:
+    return [stack.pid, *descendants(stack.pid)]
+
+
+def listening(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", urlsplit(url).port)) == 0
+
+
+def test_an_empty_private_home_with_spaces_gets_everything_and_a_sigterm_takes_it_away(
+    tmp_path: Path, start: Start
+) -> None:
+    home = tmp_path / "a home with spaces"
+    home.mkdir(mode=0o700)
+    stack = start(home)
+    handle = stack.until_ready()
+    assert stack.stdout.read_text() == "ready\n"
+    file = home / "dev.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert set(DevHandle.__struct_fields__) >= CONTRACT_FIELDS
+    assert handle.query_url is None
+    assert Path(handle.object_root).is_relative_to(home)
+    assert {"supervisor", "dispatcher", "postgres-state", "postgres-data"} == set(handle.pids)
+    assert ready_on(handle.user_url)
+    assert ready_on(handle.internal_url)
+    for dsn, database in (
+        (handle.state_dsn, "tracelake_state"),
+        (handle.data_dsn, "tracelake_data"),
+        (handle.queue_dsn, "tracelake_queue"),
+    ):
+        with psycopg.connect(dsn) as connection:
+            assert connection.info.dbname == database
+    assert urlsplit(handle.queue_dsn).username == "tracelake_queue"
+
+    everything = processes(stack)
+    assert set(handle.pids.values()) <= set(everything)
+    stack.send(signal.SIGTERM)
+    assert stack.wait(STOP_SECONDS) == 0
+    assert [pid for pid in everything if not is_gone(pid)] == []
+    assert not file.exists()
+    assert not listening(handle.user_url)
+
+
+def test_signals_to_the_whole_group_and_twice_still_end_in_order(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    stack.until_ready()
+    everything = processes(stack)
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        stack.send(number, to_group=True)
+    assert stack.wait() == 0
+    assert [pid for pid in everything if not is_gone(pid)] == []
+    assert "shutdown" in (stack.home / "postgres" / "state" / "server.log").read_text()
+
+
+def test_a_stop_during_the_start_leaves_nothing(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    log = stack.home / "logs" / "dispatcher.log"
+    eventually("the dispatcher is being started", log.exists)
+    everything = processes(stack)
+    stack.send(signal.SIGTERM)
+    assert stack.wait() == 0
+    assert [pid for pid in everything if not is_gone(pid)] == []
+    assert "ready" not in stack.stdout.read_text()
+
+
+def test_a_part_that_hangs_does_not_hold_up_the_stop(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    handle = stack.until_ready()
+    everything = processes(stack)
+    os.kill(handle.pids["dispatcher"], signal.SIGSTOP)
+    stack.send(signal.SIGTERM)
+    assert stack.wait(STOP_SECONDS) == 0
+    assert [pid for pid in everything if not is_gone(pid)] == []
+
+
+def test_a_killed_dispatcher_is_back_on_the_same_ports(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    before = stack.until_ready()
+    os.kill(before.pids["dispatcher"], signal.SIGKILL)
+
+    def back() -> DevHandle | None:
+        now = stack.find_handle()
+        changed = now is not None and now.pids.get("dispatcher") not in (None, before.pids["dispatcher"])
+        return now if changed else None
+
+    after = eventually("the dispatcher has another pid", back)
+    assert (after.user_url, after.internal_url) == (before.user_url, before.internal_url)
+    assert ready_on(after.user_url)
+    assert "dispatcher ended; starting it again" in stack.stderr.read_text()
+    assert stack.run("status").returncode == 0
+
+
+def test_a_killed_postgres_is_back_on_the_same_port(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    before = stack.until_ready()
+    os.kill(before.pids["postgres-state"], signal.SIGKILL)
+
+    def back() -> DevHandle | None:
+        now = stack.find_handle()
+        changed = now is not None and now.pids.get("postgres-state") not in (
+            None,
+            before.pids["postgres-state"],
+        )
+        return now if changed else None
+
+    after = eventually("the state database has another pid", back)
+    assert after.state_dsn == before.state_dsn
+    eventually("the dispatcher has its database again", lambda: ready_on(after.user_url))
+
+
+def test_nothing_outlives_a_killed_supervisor_and_the_next_start_goes_on(
+    tmp_path: Path, start: Start
+) -> None:
+    dag = tmp_path / "kept.yaml"
+    dag.write_text(DAG)
+    first = start(tmp_path / "home")
+    handle = first.until_ready()
+    assert first.run("deploy", dag).returncode == 0
+    assert first.run("trigger", "kept/src", "--start", "0", "--end", "9").returncode == 0
+    before = first.run("tasks", "--json").stdout
+    assert '"kept"' in before
+    everything = processes(first)
+    first.send(signal.SIGKILL)
+    first.wait()
+    for pid in everything:
+        eventually(f"process {pid} is gone", lambda pid=pid: is_gone(pid))
+    assert not listening(handle.user_url)
+    lost = first.run("tasks")
+    assert lost.returncode == 3
+    assert len(lost.stderr.splitlines()) == 1
+
+    second = start(tmp_path / "home")
+    again = second.until_ready()
+    assert second.run("tasks", "--json").stdout == before
+    assert (again.user_token, again.worker_token) == (handle.user_token, handle.worker_token)
+
+
+def test_a_home_has_one_stack_at_a_time(tmp_path: Path, start: Start) -> None:
+    running = start(tmp_path / "home")
+    running.until_ready()
+    refused = running.run("dev", "--user-port", "0", "--internal-port", "0")
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: a stack runs on {running.home} already\n"
+    assert running.run("status").returncode == 0
+
+
+def test_a_taken_port_is_named_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = tracelake(
+            "dev", "--home", tmp_path / "home", "--user-port", str(port), "--internal-port", "0"
+        )
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert f"127.0.0.1:{port}" in line
+    assert not (tmp_path / "home" / "dev.json").exists()
+
+
+def test_a_home_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path, start: Start) -> None:
+    stack = start(tmp_path / "home")
+    handle = stack.until_ready()
+    with psycopg.connect(handle.state_dsn) as connection:
+        connection.execute(
+            "INSERT INTO schema_migration (version, name, sha256) VALUES (9999, '9999_later.sql', 'x')"
+        )
+    stack.send(signal.SIGTERM)
+    stack.wait()
+    refused = stack.run("dev", "--user-port", "0", "--internal-port", "0")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert "9999_later.sql" in line
+    assert "upgrade" in line
+
+
+def test_a_home_that_can_not_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = tracelake("dev", "--home", tmp_path / "file" / "home")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert str(tmp_path / "file" / "home") in line

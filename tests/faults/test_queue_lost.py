@@ -1,0 +1,62 @@
+"""Queues are wake-ups: with the queue gone or emptied, all work still gets done, late."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+
+from tracelake.queue.postgres import PostgresQueue
+from tracelake.testing.cutting_proxy import CuttingProxy
+from tracelake.testing.load import QUEUE, Load
+from tracelake.testing.site import Databases, open_site
+
+
+async def test_work_accepted_while_the_queue_is_down_is_done_when_it_is_back(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with (
+        CuttingProxy(databases.queue_dsn) as proxy,
+        open_site(databases, tmp_path, queue_dsn=proxy.dsn) as site,
+        Load(site.replicas, databases.queue_dsn, seed=6) as load,
+    ):
+        await load.trigger(5)
+        proxy.refusing = True
+        proxy.cut_all()
+        await load.trigger(20)
+        load.ledger.highest_tick = -1
+        await site.until_ready(503)
+        await databases.until("SELECT bool_or(tries > 1) FROM outbox WHERE failed_at IS NULL")
+        assert await gauge(site.replicas[0].internal_url, "tracelake_outbox_failed_total") > 0
+        proxy.refusing = False
+        await site.until_ready(200)
+        await site.verify(load.ledger)
+
+
+async def gauge(url: str, name: str) -> float:
+    async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
+        text = (await http.get(f"{url}/metrics")).text
+    [value] = [line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(value)
+
+
+async def test_an_emptied_queue_costs_time_and_nothing_else(databases: Databases, tmp_path: Path) -> None:
+    queue = await PostgresQueue.open(databases.queue_dsn)
+    try:
+        async with (
+            open_site(databases, tmp_path) as site,
+            Load(site.replicas, databases.queue_dsn, seed=7) as load,
+        ):
+            load.begin()
+            purged = 0
+            emptying = asyncio.create_task(load.made_progress(120))
+            while not emptying.done():
+                purged += await queue.purge(QUEUE)
+                await asyncio.wait([emptying], timeout=0.02)
+            await emptying
+            assert purged > 0
+            await load.finish()
+            await site.verify(load.ledger)
+    finally:
+        await queue.close()
