@@ -70,7 +70,7 @@ class Worker:
             await http.post("/internal/task-complete", done[0])
         else:
             answer = await http.post("/internal/task-complete-batch", {"completions": done})
-            refused = [entry for entry in answer["completions"] if "reason" in entry]
+            refused = [entry for entry in answer["completions"] if entry["code"] != 200]
             if refused:
                 raise RuntimeError(f"completions were refused: {refused[:3]}")
         report({"at": time.monotonic(), "tasks": [_name(claim["task"]) for claim in claims]})

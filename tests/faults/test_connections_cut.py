@@ -36,7 +36,7 @@ async def test_connections_cut_at_random_lose_and_repeat_nothing(
     ):
         load.begin()
         proxy.policy = cuts
-        for _ in range(5):
+        for _ in range(4):
             await load.made_progress(20)
             proxy.cut_all()
         await load.finish()

@@ -19,7 +19,7 @@ async def test_replicas_killed_under_load_lose_and_repeat_nothing(
         Load(site.replicas, databases.queue_dsn, seed=1) as load,
     ):
         load.begin()
-        for _ in range(6):
+        for _ in range(4):
             await load.made_progress(dice.randint(5, 25))
             victim = dice.choice(site.replicas)
             await victim.kill()

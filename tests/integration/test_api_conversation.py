@@ -118,7 +118,7 @@ async def test_batches_answer_each_entry_on_its_own(api: Surfaces) -> None:
     )
     refused, accepted, unknown = answer.json()["completions"]
     assert (refused["code"], refused["reason"]) == (409, "StaleAttempt")
-    assert (accepted["task_id"], accepted["task_status"]) == (task_id, "Queued")
+    assert (accepted["code"], accepted["accepted"]["task_status"]) == (200, "Queued")
     assert (unknown["code"], unknown["reason"]) == (404, "UnknownTask")
 
 

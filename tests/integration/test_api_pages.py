@@ -63,6 +63,7 @@ NAMED = ["big", "one", NEWEST, LIMIT]
         ("completed_tasks", ["big", "src", NEWEST, LIMIT]),
         ("completed_tasks", [None, None, 20000, LIMIT]),
         ("failed_tasks", NAMED),
+        ("canceled_tasks", NAMED),
         ("completed_tasks", NAMED),
     ],
 )

@@ -221,17 +221,19 @@ class CompleteResponse(Struct, frozen=True):
     retry_at: datetime | None = None
 
 
-class BatchProblem(Struct, frozen=True):
-    """Why one entry of a batch was refused, as its single call would have said."""
+class BatchAnswer(Struct, frozen=True):
+    """What became of one completion of a batch: ``code`` is what its single call would have answered with,
+    and either ``accepted`` or ``reason`` and ``detail`` say the rest."""
 
     task_id: UUID
     code: int
-    reason: str
-    detail: str
+    accepted: CompleteResponse | None = None
+    reason: str | None = None
+    detail: str | None = None
 
 
 class CompleteBatchResponse(Struct, frozen=True):
-    completions: list[CompleteResponse | BatchProblem]
+    completions: list[BatchAnswer]
 
 
 class EventsRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -65,7 +65,7 @@ class DeployLock(Enum):
     EXCLUSIVE = f"BEGIN; SELECT pg_advisory_xact_lock({_DEPLOY_LOCK})"
 
 
-# Planning a claim anew costs more than running it, so hot steps plan each statement once per connection. Such a
+# Planning a claim anew costs more than running it, so hot steps plan a statement once per connection. Such a
 # plan must not depend on how full the tables were then: no scan of a whole table where an index serves.
 _PLAN_ONCE = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.json import Decoder
 
 from tracelake.contracts.dispatcher_api import (
-    BatchProblem,
+    BatchAnswer,
     ClaimBatchRequest,
     ClaimBatchResponse,
     ClaimRequest,
@@ -40,13 +39,6 @@ HEARTBEAT = Decoder(HeartbeatRequest)
 COMPLETE = Decoder(CompleteRequest)
 COMPLETE_BATCH = Decoder(CompleteBatchRequest)
 EVENTS = Decoder(EventsRequest)
-
-
-class CompletionAnswers(Struct, frozen=True):
-    """For each completion, in order, what its single call would have answered, or why it was refused:
-    ``task_id``, ``code``, ``reason``, ``detail``."""
-
-    completions: list[dict[str, Any]]
 
 
 class FetchQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,7 +111,7 @@ async def task_complete(request: ApiRequest) -> Answer:
 @endpoint(
     "POST",
     "/internal/task-complete-batch",
-    Operation(identity=Identity.WORKER, body=CompleteBatchRequest, answers={200: CompletionAnswers}),
+    Operation(identity=Identity.WORKER, body=CompleteBatchRequest, answers={200: CompleteBatchResponse}),
 )
 async def task_complete_batch(request: ApiRequest) -> Answer:
     """End several attempts in one call; each is accepted or refused on its own."""
@@ -128,9 +120,9 @@ async def task_complete_batch(request: ApiRequest) -> Answer:
     return json_answer(
         CompleteBatchResponse(
             [
-                BatchProblem(asked.task_id, answer.status, answer.reason, answer.message)
+                BatchAnswer(asked.task_id, answer.status, reason=answer.reason, detail=answer.message)
                 if isinstance(answer, TracelakeError)
-                else answer
+                else BatchAnswer(asked.task_id, 200, answer)
                 for asked, answer in zip(batch, answers, strict=True)
             ]
         )

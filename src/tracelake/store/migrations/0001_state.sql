@@ -217,6 +217,7 @@ CREATE INDEX task_wake ON task (woken_at) WHERE status = 'Queued';
 CREATE INDEX task_seq ON task (seq DESC);
 CREATE INDEX task_job_seq ON task (job_id, seq DESC);
 CREATE INDEX task_failed ON task (seq DESC) WHERE status = 'Failed';
+CREATE INDEX task_canceled ON task (seq DESC) WHERE status = 'Canceled';
 
 CREATE TABLE attempt (
     task_id           uuid NOT NULL,
