@@ -204,7 +204,7 @@ def _loops(
         every(settings.outbox_sweep_seconds, "outbox", delivery.sweep),
         every(settings.reap_seconds, "reaper", reaper.reap, on_error=reaper.deaf),
         every(settings.rewake_seconds, "rewake", lambda: rewake_queued(ctx, settings.rewake_after_seconds)),
-        every(settings.reconcile_seconds, "reconcile", lambda: reconcile_partitions(ctx)),
+        every(settings.reconcile_seconds, "reconcile", lambda: reconcile_partitions(ctx), share=0.05),
         every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
         every(
             settings.observe_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 import structlog
 
@@ -19,11 +20,13 @@ async def every(
     *,
     nudge: asyncio.Event | None = None,
     on_error: Callable[[], None] | None = None,
+    share: float = 1.0,
 ) -> None:
     """Run ``work`` for ever: at once, then every ``seconds`` or when ``nudge`` is set, whichever is first."""
     nudge = nudge or asyncio.Event()
     while True:
         nudge.clear()
+        began = monotonic()
         try:
             await work()
         except Unavailable as error:
@@ -35,7 +38,7 @@ async def every(
             if on_error:
                 on_error()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(seconds, (monotonic() - began) * (1 / share - 1))):
                 await nudge.wait()
         except TimeoutError:
             pass

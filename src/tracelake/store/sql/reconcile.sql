@@ -5,13 +5,21 @@ WHERE active AND NOT paused AND activation = 'reactive' ORDER BY job_id
 
 -- name: missing_scopes
 -- Scopes that an input has committed and for which the job has no task of this revision; whether the other
--- inputs have them too is for the creation to check. Read in pages, by range.
+-- inputs have them too is for the creation to check. Read in pages, by range. While nothing that the job reads or
+-- writes was ever invalidated, all its scopes have one key, which is made once.
+WITH whole AS MATERIALIZED (
+    SELECT scope_key($1, 0, 0) AS key,
+           NOT EXISTS (SELECT 1 FROM dataset_version dv WHERE dv.job_id = $1 AND dv.revision > 0)
+           AND NOT EXISTS (SELECT 1 FROM job_input ji JOIN dataset_version dv USING (dataset_version)
+                           WHERE ji.job_id = $1 AND dv.revision > 0) AS untouched
+)
 SELECT p.range_start, p.range_end,
        EXISTS (SELECT 1 FROM task t
                WHERE t.kind = 'partition' AND t.job_id = ji.job_id AND t.range_start = p.range_start
                  AND t.range_end = p.range_end
-                 AND t.scope_key = scope_key(ji.job_id, p.range_start, p.range_end)) AS has_task
-FROM job_input ji JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
+                 AND t.scope_key = CASE WHEN whole.untouched THEN whole.key
+                                        ELSE scope_key(ji.job_id, p.range_start, p.range_end) END) AS has_task
+FROM whole CROSS JOIN job_input ji JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
 WHERE ji.job_id = $1 AND ji.trigger AND ji.input_index = $2
   AND (p.range_start, p.range_end) > ($3, $4)
 ORDER BY p.range_start, p.range_end LIMIT $5

@@ -53,9 +53,9 @@ async def _round(world: World, number: int) -> int:
     chores = ["deliver", "reap", "watch"]
     chores += ["rewake"] if world.profile.sweeps else []
     chores += ["reconcile"] if world.profile.reconciles else []
-    moved = 0
     for chore in chores:
-        moved += await loops.do(world, chore, number % len(world.dispatchers))
+        await loops.do(world, chore, number % len(world.dispatchers))
+    moved = 0
     messages = list(dict.fromkeys(world.queue.drain()))
     for first in range(0, len(messages), BATCH):
         requests = [
@@ -63,7 +63,7 @@ async def _round(world: World, number: int) -> int:
         ]
         answers = await calls.claim(world, requests)
         leases = [lease for answer in answers if (lease := Lease.of(answer)) is not None]
-        moved += len(leases)
+        moved += sum(lease.payload.operator != "follow" for lease in leases)
         reports = [report for lease in leases if (report := await _run(world, lease)) is not None]
         if reports:
             await calls.complete(world, reports)
@@ -99,8 +99,7 @@ async def _bring_back(world: World) -> int:
 
 
 async def _nothing_left(world: World) -> bool:
-    [depth] = await world.observer.read(SQL.outbox_depth)
-    if depth["waiting"] or await world.observer.read(SQL.unfinished):
+    if await world.observer.read(SQL.unfinished):
         return False
     deployed = world.history.of("deploy")[-1].answer
     assert isinstance(deployed, Deployed), deployed
@@ -109,10 +108,8 @@ async def _nothing_left(world: World) -> bool:
 
 
 async def _unfinished(world: World) -> list[str]:
-    left = [
+    return [
         f"{row['name']} {row['kind']} {row['range_start']}-{row['range_end']} is {row['status']} "
         f"(attempt {row['attempt']}, {row['task_id']})"
         for row in await world.observer.read(SQL.unfinished)
     ]
-    [depth] = await world.observer.read(SQL.outbox_depth)
-    return [*left, f"{depth['waiting']} outbox entries"]

@@ -45,10 +45,18 @@ ORDER BY range_start, range_end
 SELECT cursor FROM dataset_cursor WHERE dataset_version = $1
 
 -- name: unfinished
--- What is neither done nor a source that runs for ever.
+-- What is neither done, nor a source that runs for ever, nor waits for a scope that was taken back.
 SELECT t.task_id, j.name, t.kind, t.status, t.attempt, t.range_start, t.range_end, t.ready_at, j.active, j.paused
 FROM task t JOIN job j USING (job_id)
 WHERE t.status IN ('Queued', 'Running') AND NOT (t.kind = 'source' AND j.active)
+  AND NOT (t.status = 'Queued' AND t.kind = 'partition' AND j.active AND EXISTS (
+        SELECT 1 FROM job_input ji
+        WHERE ji.job_id = t.job_id AND ji.trigger
+          AND NOT EXISTS (SELECT 1 FROM partition p
+                          WHERE p.dataset_version = ji.dataset_version AND p.current
+                            AND p.range_start = t.range_start AND p.range_end = t.range_end)
+          AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
+                          WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= t.range_end)))
 ORDER BY t.seq
 
 -- name: given_up
@@ -56,10 +64,6 @@ ORDER BY t.seq
 SELECT t.task_id, j.name, t.kind, t.status, t.range_start, t.range_end, t.error_message
 FROM task t JOIN job j USING (job_id)
 WHERE t.status IN ('Failed', 'Canceled') AND j.active ORDER BY t.seq
-
--- name: outbox_depth
--- What hasn't left yet.
-SELECT count(*) AS waiting FROM outbox
 
 -- name: paused_jobs
 -- Jobs that somebody has paused.
