@@ -10,7 +10,7 @@ SOURCES := src tests bench
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help install test check format lock dev clean
+.PHONY: help install demo test check format lock dev clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ help: ## Show this list
 	@printf '  PYTEST_ARGS=...  what pytest is called with (now: $(PYTEST_ARGS))\n'
 
 install: $(STAMP) ## Make .venv and install exactly the locked versions
+
+demo: $(STAMP) ## Show it at work: a worker that hangs, a Dispatcher that is killed, nothing lost
+	$(PY) -m tracelake.dev.demo
 
 test: $(STAMP) ## Run the tests (PYTEST_ARGS="-k claim -x" runs some of them)
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -98,7 +98,7 @@ async def by_function(pool: Any, ids: list[UUID], batch: int) -> float:
 
 
 async def compare(dsn: str, folder: Path) -> None:
-    pool = await open_pool(f"{dsn}?synchronous_commit=off", min_size=1, max_size=2)
+    pool = await open_pool(f"{dsn}&synchronous_commit=off", min_size=1, max_size=2)
     (folder / "objects").mkdir()
     ctx = StepContext(
         db=Database(pool),

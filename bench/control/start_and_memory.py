@@ -13,7 +13,8 @@ STARTS = 3
 
 
 async def measure(folder: Path) -> dict[str, Any]:
-    cold, warm = [], []
+    cold: list[float] = []
+    warm: list[float] = []
     for number in range(STARTS):
         home = folder / str(number)
         for times in (cold, warm):

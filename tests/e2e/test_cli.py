@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -50,17 +49,6 @@ jobs:
     execution_strategy: PerPartition
     colour: red
 """
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
-    folder = tmp_path_factory.mktemp("cli")
-    stack = DevStack(folder / "home", folder / "output")
-    try:
-        stack.until_ready()
-        yield stack
-    finally:
-        stack.close()
 
 
 @pytest.fixture

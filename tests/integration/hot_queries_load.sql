@@ -2,6 +2,15 @@
 -- A year of work that is done: a million tasks with their attempts, partitions and events, and beside them
 -- another job's backlog, given-up deliveries and old invalidations.
 ALTER TABLE partition DROP CONSTRAINT partitions_never_overlap;
+CREATE TEMP TABLE kept AS
+    SELECT indexname, indexdef FROM pg_indexes
+    WHERE tablename IN ('task', 'attempt', 'partition', 'event') AND indexname NOT LIKE '%\_pkey';
+DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT indexname FROM kept LOOP EXECUTE format('DROP INDEX %I', name); END LOOP;
+    FOREACH name IN ARRAY '{task,attempt,partition,event}'::text[] LOOP
+        EXECUTE format('ALTER TABLE %I SET UNLOGGED', name);
+    END LOOP;
+END $$;
 CREATE TEMP TABLE j AS
     SELECT job.name, job.job_id, job.org_id, dv.dataset_version, dv.version_no
     FROM job JOIN dataset_version dv USING (job_id) WHERE job.active AND dv.output_index = 0;
@@ -45,11 +54,14 @@ INSERT INTO invalidation (dataset_version, invalidation_id, range_start, range_e
 SELECT j.dataset_version, n::text, n, n, n FROM generate_series(1, 20000) n JOIN j ON j.name = 'other';
 UPDATE dataset_version SET revision = 20000 WHERE dataset_version = (SELECT dataset_version FROM j WHERE name = 'other');
 UPDATE consumer_cursor SET cursor = 10000009;
+DO $$ DECLARE def text; BEGIN
+    FOR def IN SELECT indexdef FROM kept LOOP EXECUTE def; END LOOP;
+END $$;
 ALTER TABLE partition ADD CONSTRAINT partitions_never_overlap EXCLUDE USING gist (
     int8range(version_no, version_no, '[]') WITH &&,
     int8range(range_start, range_end, '[]') WITH &&
 ) WHERE (current AND stored);
-DROP TABLE j
+DROP TABLE j, kept
 
 -- name: analyze
 -- The planner knows how much there is.

@@ -1,6 +1,6 @@
 """What is finished costs nothing: every hot query keeps its index at a million finished tasks.
 
-The steps themselves run, once each, on a database with a million finished tasks and a backlog of another job's.
+The steps themselves run, once each, on a database with a million finished tasks and another job's backlog.
 Before each statement its plan is taken with the statement's own arguments, as a prepared statement's generic
 plan, in a savepoint that is rolled back. A plan fails that reads a large table from end to end, or that reads
 many rows of one to find few.
@@ -37,7 +37,7 @@ from tracelake.dispatcher.steps.rewake_queued import rewake_queued
 from tracelake.dispatcher.steps.watch_sources import watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
-from tracelake.store import outbox, reconcile
+from tracelake.store import events, outbox, reconcile
 from tracelake.store.db import Connection, Database, Row, open_pool
 from tracelake.store.jobs import JobCards
 from tracelake.testing.conversation import Conversation, dag, reactive, source, taken_back
@@ -51,9 +51,9 @@ MOST_ROWS = 1200
 """Read by one node: a page of the reconciler, and room for the few rows that a test leaves behind."""
 
 HOT = {
-    "tasks": "lock_tasks read_task lock_gates read_gates claim_inputs start_attempts extend_leases end_attempts "
-    "ended_attempts park_tasks wake_parked create_partition_tasks create_cursor_tasks expired_leases "
-    "unwoken_tasks requeue_task cancel_tasks other_cursor_task live_tasks_of_jobs wake_queued_of_jobs claimed_at",
+    "tasks": "lock_tasks read_task lock_gates read_gates claim_inputs start_attempts extend_leases claimed_at "
+    "end_attempts ended_attempts park_tasks wake_parked create_partition_tasks create_cursor_tasks requeue_task "
+    "expired_leases unwoken_tasks cancel_tasks other_cursor_task live_tasks_of_jobs wake_queued_of_jobs",
     "datasets": "share_versions own_versions advance_cursors announce_scopes overlapping_partitions "
     "supersede_partitions commit_partitions consumers scopes_reached_by_cursor rewind_below_commit "
     "read_consumers advance_consumers",
@@ -267,8 +267,6 @@ async def upkeep(talk: Conversation) -> None:
     [up] = await talk.query("SELECT job_id FROM job WHERE name = 'up'")
     await db.run(lambda tx: reconcile.missing_scopes(tx, work["job_id"], 0, None, 1000))
     await db.run(lambda tx: reconcile.last_update(tx, up["job_id"]))
-    from tracelake.store import events
-
     await db.run(lambda tx: events.of_task(tx, running.task_id, 100))
 
 

@@ -113,6 +113,21 @@ async def test_each_slot_wakes_another_of_those_that_found_the_job_full(talk: Co
     assert await talk.due_wakes() == ids[2:4]
 
 
+async def test_every_task_of_a_burst_beyond_the_cap_is_woken_in_its_turn(talk: Conversation) -> None:
+    """By slots that come free alone: no sweep runs here."""
+    always_on = source(kind="always_on")
+    await talk.deploy(dag(always_on, reactive("work", "src", scaling={"max_concurrency": 2})))
+    head, uuid = await talk.lease("src"), await talk.dataset("src")
+    await talk.forget_wakes()
+    await talk.emit(head, *(EventIn(uuid, start=n, end=n) for n in range(9)))
+    while woken := await talk.due_wakes():
+        await talk.forget_wakes()
+        leases = [await talk.lease(task) for task in woken if await talk.status(task) == "Queued"]
+        for lease in leases:
+            await talk.complete_scope(lease)
+    assert await talk.queued("work") == []
+
+
 async def test_a_slot_is_handed_on_by_a_task_that_was_canceled_while_it_waited(talk: Conversation) -> None:
     one, two, three = await queued(talk, 3, scaling={"max_concurrency": 1})
     running = await talk.lease(one)

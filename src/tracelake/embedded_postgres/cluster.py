@@ -109,12 +109,13 @@ class Cluster:
         return self._folder.log
 
     def dsn(self, database: str = "postgres", user: str = SUPERUSER) -> str:
-        """Carries the password: not for logs."""
+        """Carries the password: not for logs. Loopback needs no TLS, and a client that tried it would look for
+        key files in a home that it may not be able to read."""
         password = self._folder.password(user)
         if password is None:
             raise NotFound("RoleUnknown", f"the cluster {self.name} has no password for a role {user!r}")
         credentials = f"{quote(user, '')}:{quote(password, '')}"
-        return f"postgresql://{credentials}@{LOOPBACK}:{self._port}/{quote(database, '')}"
+        return f"postgresql://{credentials}@{LOOPBACK}:{self._port}/{quote(database, '')}?sslmode=disable"
 
     def ensure_role(self, role: str) -> None:
         """A login that may do nothing yet, with a password of its own that ``dsn(user=role)`` knows."""

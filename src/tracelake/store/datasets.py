@@ -113,17 +113,17 @@ async def by_name(tx: Transaction, org_id: UUID, names: Iterable[str]) -> dict[s
     return {row["published_name"]: row["dataset_uuid"] for row in rows}
 
 
-async def advance_cursors(tx: Transaction, advances: Sequence[CursorAdvance]) -> set[UUID]:
-    """Raise cursors; returns the versions whose cursor or finality moved."""
+async def advance_cursors(tx: Transaction, advances: Sequence[CursorAdvance]) -> dict[UUID, int]:
+    """Raise cursors; returns the versions whose cursor or finality moved, with where the cursor was before."""
     if not advances:
-        return set()
+        return {}
     rows = await tx.fetch(
         SQL.advance_cursors,
         [advance.dataset_version for advance in advances],
         [advance.cursor for advance in advances],
         [advance.finalized for advance in advances],
     )
-    return {row["dataset_version"] for row in rows}
+    return {row["dataset_version"]: row["before"] for row in rows}
 
 
 async def announce_scopes(tx: Transaction, scopes: Sequence[Announcement]) -> list[CommittedScope]:
@@ -194,13 +194,17 @@ async def consumers(tx: Transaction, versions: Iterable[UUID]) -> list[Consumer]
 
 
 async def scopes_reached_by_cursor(
-    tx: Transaction, joins: Sequence[tuple[UUID, UUID, int]]
+    tx: Transaction, joins: Sequence[tuple[UUID, UUID, int, int]]
 ) -> list[tuple[UUID, BlockRange]]:
-    """Scopes of a join's other inputs that ``(job, version, cursor)`` now covers."""
+    """Scopes of a join's other inputs that ``(job, version, before, cursor)`` covers and didn't before."""
     if not joins:
         return []
     rows = await tx.fetch(
-        SQL.scopes_reached_by_cursor, [j[0] for j in joins], [j[1] for j in joins], [j[2] for j in joins]
+        SQL.scopes_reached_by_cursor,
+        [j[0] for j in joins],
+        [j[1] for j in joins],
+        [j[2] for j in joins],
+        [j[3] for j in joins],
     )
     return [(row["job_id"], BlockRange(row["range_start"], row["range_end"])) for row in rows]
 

@@ -22,7 +22,10 @@ async def every(
     on_error: Callable[[], None] | None = None,
     share: float = 1.0,
 ) -> None:
-    """Run ``work`` for ever: at once, then every ``seconds`` or when ``nudge`` is set, whichever is first."""
+    """Run ``work`` for ever: at once, then every ``seconds`` or when ``nudge`` is set, whichever is first.
+
+    ``share`` is how much of the time the work may take at most: longer work waits longer for its next turn.
+    """
     nudge = nudge or asyncio.Event()
     while True:
         nudge.clear()

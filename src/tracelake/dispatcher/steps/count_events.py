@@ -211,8 +211,10 @@ async def _move_pointers(tx: Transaction, moving: Sequence[ProducedEvent], gates
                 )
     scopes = await datasets.announce_scopes(tx, announced)
     scopes += await datasets.commit_partitions(tx, stored)
-    await datasets.advance_cursors(tx, cursors)
-    return Counted(scopes, [(advance.dataset_version, advance.cursor) for advance in cursors])
+    before = await datasets.advance_cursors(tx, cursors)
+    return Counted(
+        scopes, [(c.dataset_version, before.get(c.dataset_version, c.cursor), c.cursor) for c in cursors]
+    )
 
 
 def _row(event: ProducedEvent, version: Version, state: EventState) -> events.EventRow:

@@ -23,13 +23,13 @@ from tracelake.store.tasks import NewTask
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What counts from now on: committed scopes, and versions whose cursor has moved."""
+    """What counts from now on: committed scopes, and versions with their cursor before and now."""
 
     scopes: Sequence[CommittedScope] = ()
-    cursors: Sequence[tuple[UUID, int]] = ()
+    cursors: Sequence[tuple[UUID, int, int]] = ()
 
     def versions(self) -> set[UUID]:
-        return {scope.dataset_version for scope in self.scopes} | {version for version, _ in self.cursors}
+        return {scope.dataset_version for scope in self.scopes} | {version for version, _, _ in self.cursors}
 
 
 async def route(
@@ -70,8 +70,8 @@ async def _partition_candidates(
         for consumer in by_version.get(scope.dataset_version, ())
     ]
     joins = [
-        (consumer.job_id, version, cursor)
-        for version, cursor in counted.cursors
+        (consumer.job_id, version, before, cursor)
+        for version, before, cursor in counted.cursors
         for consumer in by_version.get(version, ())
         if consumer.trigger_count > 1
     ]

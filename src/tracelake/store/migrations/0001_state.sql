@@ -168,7 +168,7 @@ CREATE TABLE invalidation (
 CREATE UNIQUE INDEX invalidation_revision ON invalidation (dataset_version, revision);
 CREATE INDEX invalidation_range ON invalidation (dataset_version, range_end, range_start);
 
--- `parked`: found its job full when it was claimed, and waits for a slot's wake-up. `shelved`: stopped because
+-- `parked`: its job was full, or may have been, when it last had a wake-up; a slot that comes free wakes it. `shelved`: stopped because
 -- its job was retired; a rollback takes it up again.
 CREATE TABLE task (
     task_id          uuid PRIMARY KEY,
@@ -259,6 +259,7 @@ CREATE TABLE partition (
     ) WHERE (current AND stored)
 );
 CREATE UNIQUE INDEX partition_scope ON partition (dataset_version, range_start, range_end) WHERE current;
+CREATE INDEX partition_end ON partition (dataset_version, range_end) WHERE current;
 CREATE INDEX partition_task ON partition (task_id);
 
 CREATE TABLE event (

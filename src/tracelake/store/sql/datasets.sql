@@ -23,6 +23,7 @@ SELECT published_name, dataset_uuid FROM dataset WHERE org_id = $1 AND published
 
 -- name: advance_cursors
 -- A cursor event is the commit of its cursor. Cursors only rise here; an invalidation lowers them.
+WITH before AS (SELECT dataset_version, cursor FROM dataset_cursor WHERE dataset_version = ANY($1::uuid[]))
 INSERT INTO dataset_cursor AS dc (dataset_version, cursor, finalized)
 SELECT c.dataset_version, max(c.cursor), max(c.finalized)
 FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) AS c(dataset_version, cursor, finalized)
@@ -31,7 +32,8 @@ ON CONFLICT (dataset_version) DO UPDATE
 SET cursor = greatest(dc.cursor, excluded.cursor), finalized = greatest(dc.finalized, excluded.finalized),
     updated_at = tl_now()
 WHERE excluded.cursor > dc.cursor OR excluded.finalized > coalesce(dc.finalized, -1)
-RETURNING dataset_version
+RETURNING dataset_version,
+          coalesce((SELECT b.cursor FROM before b WHERE b.dataset_version = dc.dataset_version), -1) AS before
 
 -- name: announce_scopes
 -- Scopes of datasets without storage: announced again at a newer revision, they count again.
@@ -83,11 +85,12 @@ WHERE ji.dataset_version = ANY($1::uuid[]) AND ji.trigger AND j.active
 ORDER BY ji.job_id, ji.input_index
 
 -- name: scopes_reached_by_cursor
--- Scopes of the other inputs of a join that waited for this cursor.
+-- Scopes of the other inputs of a join that waited for this cursor: those that end where it has just passed.
 SELECT DISTINCT ji.job_id, p.range_start, p.range_end
-FROM unnest($1::uuid[], $2::uuid[], $3::bigint[]) AS c(job_id, dataset_version, cursor)
+FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS c(job_id, dataset_version, before, cursor)
 JOIN job_input ji ON ji.job_id = c.job_id AND ji.trigger AND ji.dataset_version <> c.dataset_version
-JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current AND p.range_end <= c.cursor
+JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
+    AND p.range_end > c.before AND p.range_end <= c.cursor
 WHERE NOT EXISTS (
     SELECT 1 FROM task t
     WHERE t.kind = 'partition' AND t.job_id = ji.job_id AND t.range_start = p.range_start

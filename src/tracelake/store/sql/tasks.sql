@@ -72,7 +72,7 @@ WITH c AS (
         AS c(task_id, worker_id, claim_key, lease_token, inputs, output_revisions, lease_seconds)
 ), started AS (
     UPDATE task t
-    SET status = 'Running', attempt = t.attempt + 1, last_outcome = NULL, worker_id = c.worker_id,
+    SET status = 'Running', attempt = t.attempt + 1, last_outcome = NULL, worker_id = c.worker_id, parked = false,
         claim_key = c.claim_key, lease_token = c.lease_token, inputs = c.inputs::jsonb,
         output_revisions = c.output_revisions, epoch = nextval('epoch_seq'),
         lease_expires_at = tl_now() + make_interval(secs => c.lease_seconds)
@@ -160,8 +160,10 @@ WITH c AS (
           AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
                           WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= c.range_end))
 ), created AS (
-    INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause)
-    SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause FROM ready
+    INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause, parked)
+    SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause,
+           max_concurrency IS NOT NULL
+    FROM ready
     ORDER BY job_id, range_start, range_end
     ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
     RETURNING task_id, job_id, range_start, range_end

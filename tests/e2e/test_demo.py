@@ -1,0 +1,13 @@
+"""The README's first command, as a user runs it."""
+
+import subprocess
+import sys
+
+
+def test_the_demo_ends_with_every_chunk_exactly_once() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tracelake.dev.demo"], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "killed the Dispatcher" in run.stdout
+    assert "✗" not in run.stdout
