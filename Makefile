@@ -10,7 +10,7 @@ SOURCES := src tests bench
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lock dev clean
+.PHONY: help install demo test check format bench-control lock dev clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: $(STAMP) ## Lint, formatting, strict types, import boundaries
 format: $(STAMP) ## Rewrite the code in the house format
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
+
+bench-control: $(STAMP) ## Measure the control plane, one JSON line per workload (bench/README.md)
+	$(PY) -m bench.control
 
 dev: $(STAMP) ## Run the whole stack in the foreground, its data in .tracelake
 	$(VENV)/bin/tracelake dev --home .tracelake

@@ -15,7 +15,7 @@ import orjson
 import uvloop
 
 from bench.control import growth, start_and_memory, workloads
-from bench.control.reference import commits_per_second
+from bench.control.reference import commits_per_second, others_busy
 from bench.control.stack import Stack, running
 from bench.control.targets import TARGETS
 
@@ -40,13 +40,15 @@ async def run(only: list[str], quick: bool, folder: Path) -> None:
         if name.partition("-")[0] not in only:
             continue
         async with running(folder / name) as stack:
-            before = await commits_per_second(stack.state_dsn, seconds)
+            busy = [await others_busy()]
+            commits = [await commits_per_second(stack.state_dsn, seconds)]
             result = await workload(stack)
-            after = await commits_per_second(stack.state_dsn, seconds)
-        reference = (before + after) / 2
-        say({"workload": name, "commits_per_second": [round(before), round(after)], **result})
+            commits.append(await commits_per_second(stack.state_dsn, seconds))
+            busy.append(await others_busy())
+        around = {"commits_per_second": [round(rate) for rate in commits], "others_busy": busy}
+        say({"workload": name, **around, **result})
         target = TARGETS[name.partition("-")[0]]
-        say({"workload": name, **target.judge(result[target.metric], reference)})
+        say({"workload": name, **target.judge(result[target.metric], sum(commits) / 2, max(busy))})
     if "W4" in only:
         say({"workload": "W4", **await start_and_memory.measure(folder / "W4")})
     if "W5" in only:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import asyncpg
+import psutil
 
 from tracelake import sqlfiles
 
 SQL = sqlfiles.load("bench.control", "reference.sql")
+
+
+async def others_busy() -> float:
+    """The part of the machine that is in use while the system under test is idle. Neighbours slow single
+    commits down far more than batched work, so that with them a ratio flatters."""
+    psutil.cpu_percent()
+    await asyncio.sleep(1)
+    return float(psutil.cpu_percent()) / 100
 
 
 async def commits_per_second(dsn: str, seconds: float) -> float:

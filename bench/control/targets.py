@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 REFERENCE = 3460.0
+QUIET = 0.1
+"""The part of the machine that others may use while a verdict still means something."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Target:
     moonshot: float
     lower_is_better: bool = False
 
-    def judge(self, measured: float, reference: float) -> dict[str, Any]:
+    def judge(self, measured: float, reference: float, others_busy: float) -> dict[str, Any]:
         speed = reference / REFERENCE
         scale = 1 / speed if self.lower_is_better else speed
         return {
@@ -27,7 +29,9 @@ class Target:
             "measured": round(measured, 2),
             "target": self.target,
             "scaled_target": round(self.target * scale, 2),
-            "verdict": self._verdict(measured, scale),
+            "verdict": self._verdict(measured, scale)
+            if others_busy <= QUIET
+            else "unclear: not a quiet machine",
             "moonshot": self.moonshot,
             "scaled_moonshot": round(self.moonshot * scale, 2),
             "ratio_to_reference": round(measured / reference, 5),

@@ -13,7 +13,7 @@ from tracelake.testing.site import Databases
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    # By default recovery syncs every file on its own before it begins, which takes seconds and proves nothing here.
+    # By default recovery first syncs every file on its own, which takes seconds and proves nothing here.
     settings = {"recovery_init_sync_method": "syncfs"} if sys.platform == "linux" else {}
     folder = tmp_path_factory.mktemp("faults") / "state"
     with Cluster(folder, name="faults", settings=settings) as running:

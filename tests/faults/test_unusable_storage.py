@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -17,7 +18,7 @@ async def test_a_state_database_that_turned_read_only_is_an_outage(
     databases: Databases, tmp_path: Path
 ) -> None:
     """As after a failover to a standby, or when the server's disk is full and somebody pulled the brake."""
-    name = databases.state_dsn.rpartition("/")[2]
+    name = urlsplit(databases.state_dsn).path[1:]
     async with (
         open_site(databases, tmp_path) as site,
         Load(site.replicas, databases.queue_dsn, seed=9) as load,

@@ -54,6 +54,7 @@ INSERT INTO invalidation (dataset_version, invalidation_id, range_start, range_e
 SELECT j.dataset_version, n::text, n, n, n FROM generate_series(1, 20000) n JOIN j ON j.name = 'other';
 UPDATE dataset_version SET revision = 20000 WHERE dataset_version = (SELECT dataset_version FROM j WHERE name = 'other');
 UPDATE consumer_cursor SET cursor = 10000009;
+INSERT INTO dataset_cursor (dataset_version, cursor) SELECT dataset_version, 10000009 FROM j WHERE name = 'head';
 DO $$ DECLARE def text; BEGIN
     FOR def IN SELECT indexdef FROM kept LOOP EXECUTE def; END LOOP;
 END $$;

@@ -51,9 +51,10 @@ MOST_ROWS = 1200
 """Read by one node: a page of the reconciler, and room for the few rows that a test leaves behind."""
 
 HOT = {
-    "tasks": "lock_tasks read_task lock_gates read_gates claim_inputs start_attempts extend_leases claimed_at "
-    "end_attempts ended_attempts park_tasks wake_parked create_partition_tasks create_cursor_tasks requeue_task "
-    "expired_leases unwoken_tasks cancel_tasks other_cursor_task live_tasks_of_jobs wake_queued_of_jobs",
+    "tasks": "lock_tasks read_task lock_gates read_gates claim_inputs start_attempts extend_leases "
+    "claimed_at end_attempts ended_attempts park_tasks wake_parked create_partition_tasks "
+    "create_cursor_tasks requeue_task expired_leases unwoken_tasks cancel_tasks other_cursor_task "
+    "live_tasks_of_jobs wake_queued_of_jobs",
     "datasets": "share_versions own_versions advance_cursors announce_scopes overlapping_partitions "
     "supersede_partitions commit_partitions consumers scopes_reached_by_cursor rewind_below_commit "
     "read_consumers advance_consumers",
@@ -64,6 +65,8 @@ HOT = {
     "outbox": "add take_due delivered failed lag",
     "reconcile": "missing_scopes last_update idle_sources",
 }
+BY_HAND = {"tasks.wake_queued_of_jobs"}
+"""What a person sets off now and then may read all that waits, though never what is finished."""
 FUNCTIONS = ("scope_revision", "scope_key", "frontier", "has_updates")
 
 
@@ -240,6 +243,7 @@ async def a_day(talk: Conversation) -> None:
     await talk.complete(update, OutputIn(0, start=0, end=FAR, row_count=0))
     joined = await talk.lease((await talk.queued("join"))[0])
     await talk.emit(head, taken_back(chain, FAR - 5, FAR + 100))
+    await talk.emit(head, EventIn(chain, cursor=FAR, revision=0))
     with pytest.raises(Exception, match="invalidated"):
         await talk.complete_scope(joined)
     await cancel_task(talk.ctx, third)
@@ -311,12 +315,13 @@ async def test_every_hot_query_keeps_its_index_at_a_million_finished_tasks(
     wanted = {f"{file}.{name}" for file, names in HOT.items() for name in names.split()}
     wanted |= {f"function.{name}" for name in FUNCTIONS}
     assert wanted - set(plans.reads) == set(), "these were never run"
-    scans = {
-        name: bad
+    scans = [
+        f"{name}: {read}"
         for name, taken in plans.reads.items()
-        if (bad := [read for read in taken if read.node == "Seq Scan" or read.rows > MOST_ROWS])
-    }
-    assert scans == {}
+        for read in taken
+        if read.node == "Seq Scan" or (read.rows > MOST_ROWS and name not in BY_HAND)
+    ]
+    assert not scans, "\n".join(scans)
 
 
 async def test_a_query_without_its_index_is_found(big_pool: asyncpg.Pool) -> None:

@@ -114,7 +114,7 @@ async def by_name(tx: Transaction, org_id: UUID, names: Iterable[str]) -> dict[s
 
 
 async def advance_cursors(tx: Transaction, advances: Sequence[CursorAdvance]) -> dict[UUID, int]:
-    """Raise cursors; returns the versions whose cursor or finality moved, with where the cursor was before."""
+    """Raise cursors; returns the versions whose cursor or finality moved, with their cursor before."""
     if not advances:
         return {}
     rows = await tx.fetch(

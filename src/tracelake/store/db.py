@@ -33,7 +33,7 @@ _DEPLOY_LOCK = 8_600_143
 _MAX_TRIES = 8
 _CONNECT_SECONDS = 10.0
 # Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
-_COMMAND_SECONDS = 20.0
+_COMMAND_SECONDS = 16.0
 _ROLLBACK_SECONDS = 2.0
 _CLOSE_SECONDS = 1.0
 _RETRY = (
@@ -188,6 +188,9 @@ async def open_pool(
         max_size=max_size,
         init=prepare_connection,
         reset=_keep_session,
+        # Every statement of the steps stays prepared, with its plan, for as long as its connection lives.
+        statement_cache_size=256,
+        max_cached_statement_lifetime=0,
         timeout=_CONNECT_SECONDS,
         command_timeout=_COMMAND_SECONDS,
         server_settings={

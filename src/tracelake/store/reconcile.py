@@ -25,7 +25,7 @@ class ScopePage:
 
 @dataclass(frozen=True, slots=True)
 class LastUpdate:
-    """The last task of a PerUpdate job: it waits or runs, or gave up (failed for good, canceled) at a time."""
+    """The last task of a PerUpdate job: it waits or runs, or failed for good or was canceled at a time."""
 
     lives: bool
     gave_up_at: datetime | None

@@ -59,19 +59,22 @@ class NewTask:
 @dataclass(frozen=True, slots=True)
 class AttemptStart:
     task_id: UUID
+    job_id: UUID
     worker_id: str
     claim_key: str | None
     lease_token: UUID
     inputs: list[dict[str, Any]]
-    output_revisions: dict[str, int]
     lease_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
+    """``outputs`` are the versions that the attempt writes: revision and published name."""
+
     attempt: int
     lease_expires_at: datetime
     epoch: int
+    outputs: dict[UUID, tuple[int, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +143,21 @@ async def start_attempts(tx: Transaction, starts: Sequence[AttemptStart]) -> dic
     rows = await tx.fetch(
         SQL.start_attempts,
         [start.task_id for start in starts],
+        [start.job_id for start in starts],
         [start.worker_id for start in starts],
         [start.claim_key for start in starts],
         [start.lease_token for start in starts],
         [msgspec.json.encode(start.inputs).decode() for start in starts],
-        [start.output_revisions for start in starts],
         [start.lease_seconds for start in starts],
     )
     return {
-        row["task_id"]: StartedAttempt(row["attempt"], row["lease_expires_at"], row["epoch"]) for row in rows
+        row["task_id"]: StartedAttempt(
+            row["attempt"],
+            row["lease_expires_at"],
+            row["epoch"],
+            {UUID(v): (revision, row["names"][v]) for v, revision in row["output_revisions"].items()},
+        )
+        for row in rows
     }
 
 
@@ -227,9 +236,7 @@ async def create_partition_tasks(
         [candidate[2].end for candidate in candidates],
         [candidate[3] for candidate in candidates],
     )
-    created = [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
-    await park(tx, [task.task_id for task in created if not task.wake])
-    return created
+    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
 
 
 async def create_cursor_tasks(

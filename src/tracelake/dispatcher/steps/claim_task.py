@@ -26,7 +26,6 @@ from tracelake.dispatcher.steps.task_token import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskStatus, decide_claim
 from tracelake.store import jobs, tasks
 from tracelake.store.db import Row, Transaction
-from tracelake.store.jobs import JobCard
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
 
 _REFUSALS: dict[ClaimVerdict, NotClaimedReason] = {
@@ -91,15 +90,14 @@ async def _claim(
     await _hand_on(tx, claims, rows, gates, verdicts)
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
-    outputs = await jobs.output_state(tx, cards) if cards else {}
-    started = await _start(ctx, tx, claims, rows, verdicts, reads, cards, outputs)
+    started = await _start(ctx, tx, claims, rows, verdicts, reads)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
             task, inputs, lease_token, attempt = started[claim.task_id]
             card = cards[task.job_id]
             payload = render_payload.render(
-                ctx, task, card, inputs, outputs, attempt=attempt.attempt, epoch=attempt.epoch
+                ctx, task, card, inputs, attempt.outputs, attempt=attempt.attempt, epoch=attempt.epoch
             )
             results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
         else:
@@ -191,8 +189,6 @@ async def _start(
     rows: dict[UUID, TaskRow],
     verdicts: Sequence[ClaimVerdict],
     reads: dict[UUID, list[Row]],
-    cards: dict[UUID, JobCard],
-    outputs: render_payload.OutputState,
 ) -> dict[UUID, _Started]:
     """Begin the new attempts; leases that are handed out again come back as they were."""
     started: dict[UUID, _Started] = {}
@@ -201,7 +197,7 @@ async def _start(
         if verdict is ClaimVerdict.CLAIM:
             new[claim.task_id] = claim
         elif verdict is ClaimVerdict.SAME_LEASE and claim.task_id not in new:
-            started[claim.task_id] = _held(rows[claim.task_id])
+            started[claim.task_id] = await _held(tx, rows[claim.task_id])
     if not new:
         return started
     claimed = [rows[task_id] for task_id in new]
@@ -209,11 +205,11 @@ async def _start(
     starts = [
         AttemptStart(
             task.task_id,
+            task.job_id,
             new[task.task_id].worker_id,
             new[task.task_id].claim_key,
             ctx.entropy.uuid(),
             render_payload.to_json(frozen[task.task_id]),
-            {str(o.dataset_version): outputs[o.dataset_version][0] for o in cards[task.job_id].outputs},
             task.heartbeat_timeout_seconds,
         )
         for task in claimed
@@ -225,10 +221,11 @@ async def _start(
     return started
 
 
-def _held(task: TaskRow) -> _Started:
+async def _held(tx: Transaction, task: TaskRow) -> _Started:
     assert task.state.lease_token is not None
     assert task.lease_expires_at is not None
     assert task.epoch is not None
     inputs = render_payload.from_json(task.inputs or [])
-    attempt = StartedAttempt(task.state.attempt, task.lease_expires_at, task.epoch)
+    outputs = await jobs.output_state(tx, [task.job_id])
+    attempt = StartedAttempt(task.state.attempt, task.lease_expires_at, task.epoch, outputs)
     return task, inputs, task.state.lease_token, attempt

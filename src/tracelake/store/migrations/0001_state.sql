@@ -343,8 +343,11 @@ CREATE FUNCTION frontier(version uuid, after bigint) RETURNS bigint LANGUAGE sql
     AS $$
         WITH RECURSIVE walk(last, steps) AS (
             (SELECT p.range_end, 1 FROM partition p
-             WHERE p.dataset_version = version AND p.current AND (after < 0 OR p.range_start = after + 1)
-             ORDER BY p.range_start, p.range_end DESC LIMIT 1)
+             WHERE p.dataset_version = version AND p.current
+               AND p.range_start = CASE WHEN after >= 0 THEN after + 1
+                                        ELSE (SELECT min(f.range_start) FROM partition f
+                                              WHERE f.dataset_version = version AND f.current) END
+             ORDER BY p.range_end DESC LIMIT 1)
             UNION ALL
             SELECT p.range_end, walk.steps + 1 FROM walk, LATERAL (
                 SELECT n.range_end FROM partition n
@@ -364,8 +367,11 @@ CREATE FUNCTION has_updates(job uuid) RETURNS boolean LANGUAGE sql STABLE
             LEFT JOIN dataset_cursor dc USING (dataset_version)
             WHERE cc.job_id = job
               AND (cc.inv_revision IS NOT NULL OR dc.cursor > cc.cursor
-                   OR (dc.cursor IS NULL AND EXISTS (
-                        SELECT 1 FROM partition p
+                   OR (dc.cursor IS NULL AND cc.cursor < 0 AND (
+                        SELECT min(p.range_start) FROM partition p
+                        WHERE p.dataset_version = ji.dataset_version AND p.current) IS NOT NULL)
+                   OR (dc.cursor IS NULL AND (
+                        SELECT min(p.range_end) FROM partition p
                         WHERE p.dataset_version = ji.dataset_version AND p.current
-                          AND (cc.cursor < 0 OR p.range_start = cc.cursor + 1)))))
+                          AND p.range_start = cc.cursor + 1) IS NOT NULL)))
     $$;

@@ -85,17 +85,16 @@ WHERE ji.dataset_version = ANY($1::uuid[]) AND ji.trigger AND j.active
 ORDER BY ji.job_id, ji.input_index
 
 -- name: scopes_reached_by_cursor
--- Scopes of the other inputs of a join that waited for this cursor: those that end where it has just passed.
+-- Scopes of the other inputs of a join that waited for this cursor: those that end where it has just passed. A
+-- leap over very many is left to the reconciler but for the first of them, so that one event stays short.
 SELECT DISTINCT ji.job_id, p.range_start, p.range_end
 FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[]) AS c(job_id, dataset_version, before, cursor)
 JOIN job_input ji ON ji.job_id = c.job_id AND ji.trigger AND ji.dataset_version <> c.dataset_version
-JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
-    AND p.range_end > c.before AND p.range_end <= c.cursor
-WHERE NOT EXISTS (
-    SELECT 1 FROM task t
-    WHERE t.kind = 'partition' AND t.job_id = ji.job_id AND t.range_start = p.range_start
-      AND t.range_end = p.range_end AND t.scope_key = scope_key(ji.job_id, p.range_start, p.range_end))
-ORDER BY ji.job_id, p.range_start LIMIT 1000
+CROSS JOIN LATERAL (
+    SELECT p.range_start, p.range_end FROM partition p
+    WHERE p.dataset_version = ji.dataset_version AND p.current
+      AND p.range_end > c.before AND p.range_end <= c.cursor
+    ORDER BY p.range_end LIMIT 1000) p
 
 -- name: rewind_below_commit
 -- A partition committed below what a PerUpdate job has read sends it back to there.

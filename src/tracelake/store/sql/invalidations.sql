@@ -79,9 +79,11 @@ SELECT (SELECT min(range_start) FROM partition
 SELECT DISTINCT q.task_id
 FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[])
     AS q(task_id, dataset_version, revision, range_start, range_end)
-JOIN invalidation i ON i.dataset_version = q.dataset_version AND i.revision > q.revision
-    AND i.range_start <= q.range_end AND i.range_end >= q.range_start
-WHERE i.task_id IS DISTINCT FROM q.task_id
+CROSS JOIN LATERAL (
+    SELECT 1 FROM invalidation i
+    WHERE i.dataset_version = q.dataset_version AND i.revision > q.revision
+      AND i.range_start <= q.range_end AND i.range_end >= q.range_start
+      AND i.task_id IS DISTINCT FROM q.task_id LIMIT 1) taken_back
 
 -- name: scope_revisions
 -- The revision of scopes: what an event's own revision is compared with.

@@ -15,14 +15,17 @@ WITH whole AS MATERIALIZED (
 )
 SELECT p.range_start, p.range_end,
        EXISTS (SELECT 1 FROM task t
-               WHERE t.kind = 'partition' AND t.job_id = ji.job_id AND t.range_start = p.range_start
+               WHERE t.kind = 'partition' AND t.job_id = $1 AND t.range_start = p.range_start
                  AND t.range_end = p.range_end
                  AND t.scope_key = CASE WHEN whole.untouched THEN whole.key
-                                        ELSE scope_key(ji.job_id, p.range_start, p.range_end) END) AS has_task
-FROM whole CROSS JOIN job_input ji JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
-WHERE ji.job_id = $1 AND ji.trigger AND ji.input_index = $2
-  AND (p.range_start, p.range_end) > ($3, $4)
-ORDER BY p.range_start, p.range_end LIMIT $5
+                                        ELSE scope_key($1, p.range_start, p.range_end) END) AS has_task
+FROM whole CROSS JOIN (
+    SELECT p.range_start, p.range_end FROM partition p
+    WHERE p.current AND p.dataset_version = (SELECT ji.dataset_version FROM job_input ji
+                                             WHERE ji.job_id = $1 AND ji.trigger AND ji.input_index = $2)
+      AND (p.range_start, p.range_end) > ($3, $4)
+    ORDER BY p.range_start, p.range_end LIMIT $5) p
+ORDER BY p.range_start, p.range_end
 
 -- name: triggering_inputs
 -- The inputs to compare.

@@ -28,10 +28,11 @@ SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY
 -- What a job allows right now; read after its row is locked, in a snapshot of its own.
 SELECT j.job_id, j.max_concurrency,
        (SELECT count(*) FROM task t WHERE t.job_id = j.job_id AND t.status = 'Running') AS running,
-       least((SELECT min(t.seq) FROM task t
-              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued'),
-             (SELECT min(t.seq) FROM task t
-              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Running')) AS first_cursor_seq
+       least((SELECT t.seq FROM task t
+              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued' AND t.attempt = 0),
+             (SELECT t.seq FROM task t
+              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running')
+                AND t.attempt > 0)) AS first_cursor_seq
 FROM job j WHERE j.job_id = ANY($1::uuid[])
 
 -- name: claim_inputs
@@ -66,23 +67,30 @@ LEFT JOIN LATERAL (
 ORDER BY c.task_id, ji.input_index
 
 -- name: start_attempts
--- Queued to Running: the only place where an attempt begins and an epoch is drawn.
+-- Queued to Running: the only place where an attempt begins and an epoch is drawn. Answers with the state of the
+-- outputs that the attempt starts from.
 WITH c AS (
-    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::jsonb[], $7::float8[])
-        AS c(task_id, worker_id, claim_key, lease_token, inputs, output_revisions, lease_seconds)
+    SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::float8[])
+        AS c(task_id, job_id, worker_id, claim_key, lease_token, inputs, lease_seconds)
+), o AS MATERIALIZED (
+    SELECT dv.job_id, jsonb_object_agg(dv.dataset_version, dv.revision) AS revisions,
+           jsonb_object_agg(dv.dataset_version, d.published_name) AS names
+    FROM dataset_version dv JOIN dataset d USING (dataset_uuid)
+    WHERE dv.job_id = ANY($2::uuid[]) GROUP BY dv.job_id
 ), started AS (
     UPDATE task t
     SET status = 'Running', attempt = t.attempt + 1, last_outcome = NULL, worker_id = c.worker_id, parked = false,
         claim_key = c.claim_key, lease_token = c.lease_token, inputs = c.inputs::jsonb,
-        output_revisions = c.output_revisions, epoch = nextval('epoch_seq'),
+        output_revisions = coalesce(o.revisions, '{}'), epoch = nextval('epoch_seq'),
         lease_expires_at = tl_now() + make_interval(secs => c.lease_seconds)
-    FROM c WHERE t.task_id = c.task_id
-    RETURNING t.task_id, t.attempt, t.worker_id, t.lease_token, t.lease_expires_at, t.epoch
+    FROM c LEFT JOIN o USING (job_id) WHERE t.task_id = c.task_id
+    RETURNING t.task_id, t.attempt, t.worker_id, t.lease_token, t.lease_expires_at, t.epoch, t.output_revisions,
+              o.names
 ), history AS (
     INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at)
     SELECT task_id, attempt, worker_id, lease_token, epoch, tl_now() FROM started
 )
-SELECT task_id, attempt, lease_expires_at, epoch FROM started
+SELECT task_id, attempt, lease_expires_at, epoch, output_revisions, names FROM started
 
 -- name: extend_leases
 -- Heartbeats: a longer lease for attempts that the caller has checked and holds locked.
@@ -149,7 +157,7 @@ WITH c AS (
         AS c(task_id, job_id, range_start, range_end, cause)
     ORDER BY c.job_id, c.range_start, c.range_end
 ), ready AS (
-    SELECT c.*, j.org_id, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
+    SELECT c.*, j.org_id, j.max_concurrency, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
     FROM c JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
     WHERE NOT EXISTS (
         SELECT 1 FROM job_input ji
@@ -252,7 +260,8 @@ RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS r
 -- name: live_tasks_of_jobs
 -- What still waits or runs in jobs that a deploy replaces.
 SELECT t.task_id, t.job_id, t.kind, t.status FROM task t
-WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('Queued', 'Running')
+WHERE (t.job_id = ANY($1::uuid[]) AND t.status = 'Queued')
+   OR (t.job_id = ANY($1::uuid[]) AND t.status = 'Running')
 ORDER BY t.task_id FOR NO KEY UPDATE
 
 -- name: wake_queued_of_jobs

@@ -144,6 +144,14 @@ class FenceAudit:
                 self._report(ONE_HOLDER, f"{call.kind} with a token nobody was given is refused", "accepted")
             if not self._is_repeat(call):
                 self._check_current(call, request.task_id, request.attempt)
+            if isinstance(request, HeartbeatRequest):
+                self._check_not_over(call, request)
+
+    def _check_not_over(self, call: Call, request: HeartbeatRequest) -> None:
+        for end in self._history.of("complete"):
+            same = (end.request.task_id, end.request.attempt) == (request.task_id, request.attempt)
+            if same and end.accepted and end.answered is not None and end.answered < call.issued:
+                self._report(ONE_HOLDER, "a heartbeat after the end is refused", "the lease was extended")
 
     def _unknown_holder(self, request: CompleteRequest) -> None:
         tokens = {h.token for (task_id, _), h in self._held.items() if task_id == request.task_id}
@@ -167,8 +175,7 @@ class FenceAudit:
             assert cancel.answered is not None
             retried = any(
                 c.request == task_id and c.issued > cancel.issued and c.issued < (call.answered or 0)
-                for c in self._history.of("retry", "deploy")
-                if c.kind == "retry"
+                for c in self._history.of("retry")
             )
             if cancel.answered < call.issued and not retried:
                 self._report(ONE_HOLDER, "a canceled task can't be completed", f"{task_id} was completed")

@@ -22,8 +22,8 @@ LONGEST_CHAIN = 14
 
 
 async def move_the_chain(world: World) -> None:
-    while True:
-        await world.scheduler.sleep(world.rng.uniform(1, 25))
+    for _ in range(world.profile.chain_moves):
+        await world.scheduler.sleep(world.rng.uniform(0.04, 1) * world.profile.chain_pace)
         world.chain.evolve(world.rng, reorganize=world.profile.reorganizes, longest=LONGEST_CHAIN)
         if world.profile.queue_loss and world.chance(0.1):
             world.queue.drain()

@@ -32,6 +32,9 @@ class Profile:
     releases: float = 0.0
     impostor: float = 0.0
     batches: bool = False
+    chain_pace: float = 25.0
+    chain_moves: int = 1000
+    people: int = 2
 
     @property
     def sweeps(self) -> bool:
@@ -52,7 +55,14 @@ def draw(rng: random.Random) -> Profile:
         return rng.uniform(0, highest) if rng.random() < probability else 0.0
 
     die = sometimes(0.6, 0.02)
-    odds = Odds(die, die * 4, rng.choice((0.0, 0.5, 0.8)), rng.uniform(0.02, 0.15), rng.choice((2.0, 8.0, 40.0)))
+    odds = Odds(
+        die,
+        die * 4,
+        rng.choice((0.0, 0.5, 0.8)),
+        rng.uniform(0.02, 0.15),
+        rng.choice((2.0, 8.0, 40.0)),
+        rng.choice((0.0, 0.01, 0.03)),
+    )
     return Profile(
         layout,
         odds,
@@ -71,4 +81,6 @@ def draw(rng: random.Random) -> Profile:
         releases=sometimes(0.5, 0.25),
         impostor=sometimes(0.4, 0.1),
         batches=rng.random() < 0.5,
+        chain_pace=rng.choice((8.0, 25.0)),
+        chain_moves=rng.choice((3, 1000)),
     )

@@ -6,7 +6,9 @@ the sweep stays off, and every wake-up must have come by itself. The same holds 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 
@@ -39,16 +41,16 @@ async def come_to_rest(world: World) -> Rest:
     await people.deploy(world, world.layout)
     for row in await world.observer.read(SQL.paused_jobs):
         await people.pause(world, row["name"], False)
-    quiet = 0
+    quiet, began = 0, world.scheduler.now
     for number in range(ROUNDS):
-        moved = await _round(world, number)
+        moved = await _round(world, number, began)
         quiet = 0 if moved else quiet + 1
         if quiet >= 2 and await _nothing_left(world):
             return Rest(True, [])
     return Rest(False, await _unfinished(world))
 
 
-async def _round(world: World, number: int) -> int:
+async def _round(world: World, number: int, began: datetime) -> int:
     await world.scheduler.advance(LEASE * 0.45)
     chores = ["deliver", "reap", "watch"]
     chores += ["rewake"] if world.profile.sweeps else []
@@ -67,7 +69,7 @@ async def _round(world: World, number: int) -> int:
         reports = [report for lease in leases if (report := await _run(world, lease)) is not None]
         if reports:
             await calls.complete(world, reports)
-    return moved + await _bring_back(world)
+    return moved + await _bring_back(world, began)
 
 
 async def _run(world: World, lease: Lease) -> CompleteRequest | None:
@@ -88,10 +90,14 @@ async def _run(world: World, lease: Lease) -> CompleteRequest | None:
     return msgspec.structs.replace(lease.ended("Completed"), outputs=made.outputs, events=made.events)
 
 
-async def _bring_back(world: World) -> int:
-    """People try again what was canceled or had failed, so that in the end nothing may be missing."""
+async def _bring_back(world: World, began: datetime) -> int:
+    """People try again what was canceled or had failed, so that in the end nothing may be missing. Twice at
+    most: what a later task has taken over is canceled anew whenever it is claimed."""
     brought = 0
+    tried = Counter(call.request for call in world.history.of("retry") if call.issued_at > began)
     for row in await world.observer.read(SQL.given_up):
+        if tried[row["task_id"]] >= 2:
+            continue
         before = len(world.history.calls)
         await people.retry(world, row["task_id"])
         brought += not world.history.calls[before].refused
@@ -99,7 +105,7 @@ async def _bring_back(world: World) -> int:
 
 
 async def _nothing_left(world: World) -> bool:
-    if await world.observer.read(SQL.unfinished):
+    if await world.observer.read(SQL.unfinished, world.profile.sweeps):
         return False
     deployed = world.history.of("deploy")[-1].answer
     assert isinstance(deployed, Deployed), deployed
@@ -111,5 +117,5 @@ async def _unfinished(world: World) -> list[str]:
     return [
         f"{row['name']} {row['kind']} {row['range_start']}-{row['range_end']} is {row['status']} "
         f"(attempt {row['attempt']}, {row['task_id']})"
-        for row in await world.observer.read(SQL.unfinished)
+        for row in await world.observer.read(SQL.unfinished, world.profile.sweeps)
     ]

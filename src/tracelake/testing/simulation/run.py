@@ -110,7 +110,8 @@ class Simulation:
         for index in range(world.profile.workers):
             scheduler.spawn(f"worker{index}", Worker(world, f"w{index}").live())
         scheduler.spawn("chain", people.move_the_chain(world))
-        scheduler.spawn("people", people.live(world))
+        for index in range(world.profile.people):
+            scheduler.spawn(f"person{index}", people.live(world))
         await scheduler.run(world.profile.turns)
         await scheduler.end()
 

@@ -58,13 +58,15 @@ class Turn:
 
 @dataclass(slots=True)
 class Odds:
-    """How often a statement's process dies, and how the interleaving leans."""
+    """How often a statement's process dies, how the interleaving leans, and how often an actor is passed over
+    for a long while: some races need somebody to stand still while others do all of their work."""
 
     die: float = 0.0
     die_at_commit: float = 0.0
     stick: float = 0.0
     tick: float = 0.1
     longest_tick: float = 5.0
+    starve: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Scheduler:
     _running: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _last: str = ""
+    _taken: int = 0
+    _starved: dict[str, int] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -182,12 +186,19 @@ class Scheduler:
             raise AssertionError("every actor waits for a lock that nobody holds")
         if self.rng.random() < self.odds.tick:
             await self.advance(self.rng.uniform(0, self.odds.longest_tick))
+        ready = self._without_starved(ready)
         same = [turn for turn in ready if turn.actor == self._last]
         stick = same and self.rng.random() < self.odds.stick
         turn = self.rng.choice(same if stick else ready)
         self._waiting.remove(turn)
         self._last = turn.actor
         await self._take(turn)
+
+    def _without_starved(self, ready: list[Turn]) -> list[Turn]:
+        self._taken += 1
+        if self.rng.random() < self.odds.starve:
+            self._starved[self.rng.choice(ready).actor] = self._taken + self.rng.randint(20, 150)
+        return [turn for turn in ready if self._starved.get(turn.actor, 0) <= self._taken] or ready
 
     async def _take(self, turn: Turn) -> None:
         dies = None

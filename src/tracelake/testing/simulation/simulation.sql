@@ -45,7 +45,8 @@ ORDER BY range_start, range_end
 SELECT cursor FROM dataset_cursor WHERE dataset_version = $1
 
 -- name: unfinished
--- What is neither done, nor a source that runs for ever, nor waits for a scope that was taken back.
+-- What is neither done, nor a source that runs for ever, nor waits for a scope that was taken back. Where the
+-- sweep is off ($1 is false), tasks that a later one of their scope has replaced still wait to be told so.
 SELECT t.task_id, j.name, t.kind, t.status, t.attempt, t.range_start, t.range_end, t.ready_at, j.active, j.paused
 FROM task t JOIN job j USING (job_id)
 WHERE t.status IN ('Queued', 'Running') AND NOT (t.kind = 'source' AND j.active)
@@ -57,6 +58,10 @@ WHERE t.status IN ('Queued', 'Running') AND NOT (t.kind = 'source' AND j.active)
                             AND p.range_start = t.range_start AND p.range_end = t.range_end)
           AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
                           WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= t.range_end)))
+  AND NOT (NOT $1::boolean AND t.status = 'Queued' AND t.kind = 'partition' AND EXISTS (
+        SELECT 1 FROM task later
+        WHERE later.job_id = t.job_id AND later.range_start = t.range_start AND later.range_end = t.range_end
+          AND later.seq > t.seq))
 ORDER BY t.seq
 
 -- name: given_up

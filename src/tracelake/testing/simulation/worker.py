@@ -116,12 +116,14 @@ class Worker:
         return lease.ended(world.rng.choice(("Released", "Failed", "Completed")))
 
     async def _spend_time(self, lease: Lease, zombie: bool) -> CompleteRequest | None:
-        """Time passes; a holder that is alive says so, and listens."""
+        """Time passes; a holder that is alive says so, a slow one when its lease is over already, and listens."""
         world = self._world
         self._maybe_crash()
         if world.chance(0.5):
             await world.scheduler.sleep(world.rng.uniform(0, 0.7) * LEASE)
-        if zombie or world.chance(0.4):
+        if zombie and world.chance(0.5):
+            await world.scheduler.sleep(world.rng.uniform(0.9, 1.5) * LEASE)
+        elif zombie or world.chance(0.4):
             return None
         match await lease.beat(world):
             case Word.CANCEL if world.chance(0.7):

@@ -1,0 +1,348 @@
+"""The auditor can fail: each bug planted here, in one step or query, is found within a bounded number of seeds.
+
+A bug is a monkeypatch of a decision, a step or a query's text, and a focus: the mixture of faults and jobs in
+which it matters, so that few seeds are enough. A patch that no longer fits the code fails loudly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from tracelake import sqlfiles
+from tracelake.dispatcher.steps import (
+    cancel_task,
+    claim_task,
+    commit_outputs,
+    complete_task,
+    count_events,
+    deploy_dag,
+    end_attempts,
+    heartbeat,
+    invalidate,
+    pause_job,
+    retry_task,
+    route_events,
+)
+from tracelake.domain import task as task_module
+from tracelake.domain.dag.model import ExecutionStrategy
+from tracelake.domain.task import ClaimGate, HeartbeatVerdict, Outcome, TaskKind, TaskStatus
+from tracelake.store import datasets, invalidations, outbox, reconcile, tasks
+from tracelake.store.datasets import Consumer
+from tracelake.store.db import DeployLock
+from tracelake.testing.postgres import CloneDatabase
+from tracelake.testing.simulation import loops
+from tracelake.testing.simulation.graph import Layout, closure
+from tracelake.testing.simulation.profile import Profile
+from tracelake.testing.simulation.run import Simulation
+from tracelake.testing.simulation.scheduler import Odds
+from tracelake.testing.state import build_state_template
+
+MOST_SEEDS = 60
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    plant: Plant
+    jobs: tuple[str, ...]
+    focus: dict[str, Any] = field(default_factory=dict)
+    caps: dict[str, int] = field(default_factory=dict)
+    odds: dict[str, Any] = field(default_factory=dict)
+    sql: tuple[str, str] | None = None
+
+    def adjust(self, drawn: Profile) -> Profile:
+        layout = Layout(closure(frozenset(self.jobs)), self.caps, drawn.layout.tags)
+        calm = {
+            "lost_reply": 0.0, "duplicate": 0.0, "queue_loss": False, "deploys": False, "pauses": False,
+            "cancels": False, "reorganizes": False, "crash": 0.0, "zombie": 0.0, "fails": 0.0, "releases": 0.0,
+            "impostor": 0.0, "batches": False, "workers": 4, "turns": 700, "chain_pace": 15.0,
+        }  # fmt: skip
+        odds = Odds(**{"die": 0.0, "die_at_commit": 0.0, "stick": 0.5, "tick": 0.1, "longest_tick": 5.0, "starve": 0.0, **self.odds})
+        return replace(drawn, layout=layout, odds=odds, **{**calm, **self.focus})
+
+
+def query(queries: sqlfiles.Queries, name: str, old: str, new: str) -> Plant:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        text = getattr(queries, name)
+        assert text.count(old) == 1, f"{name} no longer says {old!r} once"
+        monkeypatch.setitem(queries._texts, name, text.replace(old, new))
+
+    return plant
+
+
+def patch(where: Any, name: str, what: Any) -> Plant:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert hasattr(where, name), f"{where} has no {name}"
+        monkeypatch.setattr(where, name, what)
+
+    return plant
+
+
+def several(*plants: Plant) -> Plant:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        for one in plants:
+            one(monkeypatch)
+
+    return plant
+
+
+async def nothing(*_: Any, **__: Any) -> Any:
+    return []
+
+
+class Silent:
+    """An outbox that nothing enters."""
+
+    wake = staticmethod(nothing)
+
+
+async def nobody(*_: Any, **__: Any) -> set[Any]:
+    return set()
+
+
+async def no_cap_lock(tx: Any, rows: Any) -> Any:
+    gated = [row for row in rows if row.gated]
+    return await tasks.claim_gates(tx, gated) if gated else {}
+
+
+class ClaimsOf:
+    """``store.tasks`` as the claim sees it, with running tasks taken for queued ones."""
+
+    def __init__(self, mistakes: Callable[[tasks.TaskRow], bool]) -> None:
+        self._mistakes = mistakes
+
+    async def lock(self, tx: Any, task_ids: Any) -> dict[Any, tasks.TaskRow]:
+        rows = await tasks.lock(tx, task_ids)
+        return {
+            task_id: replace(row, state=replace(row.state, status=TaskStatus.QUEUED))
+            if row.state.status is TaskStatus.RUNNING and self._mistakes(row)
+            else row
+            for task_id, row in rows.items()
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tasks, name)
+
+
+original_decide_ending = task_module.decide_ending
+original_check_may_act = task_module.check_may_act
+original_check_current = task_module._check_current
+
+
+def no_token(task: Any, attempt: int, lease_token: Any) -> None:
+    original_check_current(task, attempt, None)
+
+
+def no_attempt(task: Any, attempt: int, lease_token: Any) -> None:
+    original_check_current(task, task.attempt, lease_token)
+
+
+def no_fence(task: Any, attempt: int, lease_token: Any) -> None:
+    return None
+
+
+def canceled_is_fine(task: Any, attempt: int, lease_token: Any) -> None:
+    original_check_current(task, attempt, lease_token)
+    if task.status is not TaskStatus.CANCELED:
+        original_check_may_act(task, attempt, lease_token)
+
+
+def releases_are_failures(task: Any, outcome: Outcome, **how: Any) -> Any:
+    return original_decide_ending(task, Outcome.FAILED if outcome is Outcome.RELEASED else outcome, **how)
+
+
+async def reap_without_looking_again(ctx: Any, listening_since: Any) -> int:
+    """Gives up what it found a moment ago, renewed or not."""
+    expired = await ctx.db.run(
+        lambda tx: tasks.expired_leases(tx, listening_since, 200), lock=DeployLock.NONE
+    )
+
+    async def reap(tx: Any) -> int:
+        rows = [r for r in (await tasks.lock(tx, expired)).values() if r.state.status is TaskStatus.RUNNING]
+        await tasks.lock_gates(tx, (row.job_id for row in rows if row.gated))
+        over = [end_attempts.AttemptOver(row, Outcome.TIMED_OUT, "gone") for row in rows]
+        await end_attempts.end_attempts(ctx, tx, over)
+        return len(rows)
+
+    return await ctx.db.run(reap) if expired else 0
+
+
+def only(strategy: bool, joins: bool) -> Any:
+    def gated(consumer: Consumer) -> bool:
+        per_update = consumer.strategy is ExecutionStrategy.PER_UPDATE
+        return (strategy and per_update) or (joins and not per_update and consumer.trigger_count > 1)
+
+    return property(gated)
+
+
+async def never_cut(ctx: Any, tx: Any, *_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+async def no_repeats(*_: Any, **__: Any) -> dict[int, Any]:
+    return {}
+
+
+MANUAL = ("ingest",)
+CHAIN = ("derive", "compact")
+FILES = ("rollup", "side")
+
+BUGS: dict[str, Bug] = {
+    "claim: the job's row is not locked before counting": Bug(
+        patch(claim_task, "_gates", no_cap_lock), MANUAL, {"batches": False}, {"ingest": 1}, {"stick": 0.0}
+    ),
+    "claim: the cap is not looked at": Bug(
+        patch(ClaimGate, "closed", property(lambda gate: gate.earlier_cursor_task)), MANUAL, {}, {"ingest": 1}
+    ),
+    "claim: a running task is claimed again": Bug(
+        patch(claim_task, "tasks", ClaimsOf(lambda row: True)), MANUAL, {"duplicate": 0.3}
+    ),
+    "claim: a source that runs is claimed again": Bug(
+        patch(claim_task, "tasks", ClaimsOf(lambda row: row.state.kind is TaskKind.SOURCE)),
+        ("derive",), {"duplicate": 0.3},
+    ),
+    "complete: the lease token is not compared": Bug(
+        patch(task_module, "_check_current", no_token), MANUAL, {"impostor": 0.5}
+    ),
+    "complete: the attempt is not compared": Bug(
+        patch(task_module, "_check_current", no_attempt), MANUAL, {"impostor": 0.5}
+    ),
+    "complete: a reply counts after a newer claim": Bug(
+        patch(task_module, "_check_current", no_fence), MANUAL, {"zombie": 0.5}, {}, {"longest_tick": 40.0}
+    ),
+    "complete: a canceled task is completed": Bug(
+        patch(complete_task, "check_may_act", canceled_is_fine), MANUAL, {"cancels": True, "zombie": 0.3}
+    ),
+    "complete: a repeat is refused": Bug(
+        patch(complete_task, "_repeats", no_repeats), MANUAL, {"duplicate": 0.4}
+    ),
+    "complete: changed inputs are not noticed": Bug(
+        patch(commit_outputs, "with_changed_inputs", nobody), CHAIN, {"reorganizes": True, "zombie": 0.2}
+    ),
+    "complete: a release counts as a failure": Bug(
+        patch(end_attempts, "decide_ending", releases_are_failures), MANUAL, {"releases": 0.5, "fails": 0.3}
+    ),
+    "end: nobody is woken for a slot that came free": Bug(
+        several(patch(end_attempts, "wake_next", nothing), patch(cancel_task, "wake_next", nothing)),
+        MANUAL, {}, {"ingest": 1},
+    ),
+    "end: a retry is not woken": Bug(
+        query(outbox.SQL, "add", "AS n(kind, runtime, task_id, payload, available_at)\n",
+              "AS n(kind, runtime, task_id, payload, available_at) WHERE n.available_at IS NULL\n"),
+        MANUAL, {"fails": 0.4},
+    ),
+    "reap: a renewed lease is reaped": Bug(
+        patch(loops, "reap_leases", reap_without_looking_again), MANUAL, {"zombie": 0.8, "workers": 3},
+        {}, {"longest_tick": 20.0, "tick": 0.2, "stick": 0.0, "starve": 0.03},
+    ),
+    "route: new tasks are not woken": Bug(patch(route_events.outbox, "wake", nothing), MANUAL),
+    "route: cursor events are kept but not routed": Bug(
+        patch(route_events, "_update_jobs", lambda *_: set()), ("derive",)
+    ),
+    "route: joins meet nobody on the job's row": Bug(
+        patch(Consumer, "gated", only(True, False)), ("join",), {}, {}, {"stick": 0.0, "starve": 0.02}
+    ),
+    "route: updates meet nobody on the job's row": Bug(
+        patch(Consumer, "gated", only(False, True)), ("derive", "derive2"),
+        {"chain_pace": 5.0, "chain_moves": 4, "workers": 3, "turns": 500, "people": 0}, {}, {"starve": 0.05}
+    ),
+    "route: a scope is one of a kind whatever its revisions": Bug(
+        lambda _: None, CHAIN, {"reorganizes": True},
+        sql=("scope_key", "SELECT '0'::text"),
+    ),
+    "events: one of an older revision counts": Bug(
+        patch(count_events, "_outdated", nobody), ("derive",),
+        {"reorganizes": True, "duplicate": 0.6, "chain_pace": 5.0},
+    ),
+    "events: one of an older version moves the cursor": Bug(
+        patch(count_events, "_state", lambda event: count_events.EventState.COUNTED), ("derive",), {"deploys": True}
+    ),
+    "update: the consumer's position is not compared": Bug(
+        patch(datasets, "rewind_below_commit", nothing), ("tail",), {"reorganizes": False, "batches": True}
+    ),
+    "invalidate: consumers are not sent back": Bug(
+        query(invalidations.SQL, "rewind_consumers", "WHERE ji.dataset_version = $1",
+              "WHERE false AND ji.dataset_version = $1"),
+        ("derive",), {"reorganizes": True},
+    ),
+    "invalidate: partitions stay committed": Bug(
+        query(invalidations.SQL, "uncommit_partitions", "AND current", "AND current AND false"),
+        ("compact",), {"reorganizes": True},
+    ),
+    "invalidate: what was made of it is not taken back": Bug(
+        patch(invalidate, "_take_back_downstream", never_cut), FILES, {"reorganizes": True}
+    ),
+    "rewake: lost messages are not made up for": Bug(
+        query(tasks.SQL, "unwoken_tasks", "t.status = 'Queued'", "false AND t.status = 'Queued'"),
+        MANUAL, {"queue_loss": True},
+    ),
+    "reconcile: nothing is ever missing": Bug(
+        query(reconcile.SQL, "missing_scopes", "AND ji.input_index = $2", "AND false AND ji.input_index = $2"),
+        MANUAL, {"deploys": True},
+    ),
+    "heartbeat: a lease that is over is extended": Bug(
+        patch(heartbeat, "decide_heartbeat", lambda task, fence: HeartbeatVerdict.EXTEND), MANUAL, {"duplicate": 0.5}
+    ),
+    "pause: a resumed job is not woken": Bug(
+        several(patch(pause_job.tasks, "wake_queued_of_jobs", nothing)), MANUAL, {"pauses": True}
+    ),
+    "retry: what is tried again is not woken": Bug(
+        patch(retry_task, "outbox", Silent()), MANUAL, {"cancels": True}
+    ),
+    "outbox: what is taken is never taken again": Bug(
+        query(outbox.SQL, "take_due", "tl_now() + make_interval(secs => $2)", "tl_now() + interval '1 year' * $2"),
+        MANUAL, {}, {}, {"die": 0.02, "die_at_commit": 0.1},
+    ),
+    "deploy: nothing keeps routing out": Bug(
+        patch(deploy_dag, "DeployLock", type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.NONE})),
+        MANUAL, {"deploys": True, "duplicate": 0.6}, {}, {"stick": 0.0},
+    ),
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture
+async def simulation(clone_database: CloneDatabase) -> AsyncIterator[tuple[Simulation, str]]:
+    dsn = await asyncio.to_thread(clone_database, "state", build_state_template)
+    simulation = Simulation(dsn)
+    await simulation.open()
+    yield simulation, dsn
+    await simulation.close()
+
+
+@pytest.mark.parametrize("name", list(BUGS))
+async def test_planted_bug_is_found(
+    name: str, simulation: tuple[Simulation, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, dsn = simulation
+    bug = BUGS[name]
+    bug.plant(monkeypatch)
+    if bug.sql is not None:
+        await _replace_function(dsn, *bug.sql)
+    for seed in range(MOST_SEEDS):
+        outcome = await runs.run(seed, bug.adjust)
+        if outcome.findings:
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds did not find: {name}")
+
+
+async def _replace_function(dsn: str, name: str, body: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        signature = await connection.fetchval(
+            "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = $1", name
+        )
+        assert signature == "scope_key(uuid,bigint,bigint)"
+        await connection.execute(
+            "CREATE OR REPLACE FUNCTION scope_key(job uuid, first bigint, last bigint) RETURNS text"
+            " LANGUAGE sql STABLE AS $$ SELECT '0'::text $$"
+        )
+    finally:
+        await connection.close()
