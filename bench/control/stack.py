@@ -67,7 +67,8 @@ class Stack:
         return await Connection.open(self.internal_url, X_Trace_Worker_Token=self.worker_token)
 
     def _postgres(self) -> list[psutil.Process]:
-        return self._dispatcher.children(recursive=True)
+        processes: list[psutil.Process] = self._dispatcher.children(recursive=True)
+        return processes
 
     def usage(self) -> Usage:
         return Usage(_cpu([self._dispatcher]), _cpu(self._postgres()))

@@ -12,6 +12,7 @@ from typing import Any
 REFERENCE = 3460.0
 QUIET = 0.1
 """The part of the machine that others may use while a verdict still means something."""
+UNCLEAR = "unclear: not a quiet machine"
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,7 @@ class Target:
             "measured": round(measured, 2),
             "target": self.target,
             "scaled_target": round(self.target * scale, 2),
-            "verdict": self._verdict(measured, scale)
-            if others_busy <= QUIET
-            else "unclear: not a quiet machine",
+            "verdict": self._verdict(measured, scale) if others_busy <= QUIET else UNCLEAR,
             "moonshot": self.moonshot,
             "scaled_moonshot": round(self.moonshot * scale, 2),
             "ratio_to_reference": round(measured / reference, 5),

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tracelake.testing.caller import Caller, Ledger, Port
 from tracelake.testing.cutting_proxy import ClientMessage, Cut, CuttingProxy, RandomCuts, pass_all
-from tracelake.testing.load import Caller, Ledger, Load, Port
+from tracelake.testing.load import Load
 from tracelake.testing.site import Databases, open_site
 
 QUIET = dict.fromkeys(

@@ -379,3 +379,15 @@ async def test_what_is_not_completed_has_neither_outputs_nor_events(talk: Conver
     with pytest.raises(Invalid):
         await talk.complete(lease, status="Released", events=[EventIn(uuid, start=0, end=9)])
     assert await talk.everything() == before
+
+
+async def test_the_same_completion_twice_in_one_call_is_answered_twice_and_counts_once(
+    talk: Conversation, ctx: StepContext
+) -> None:
+    lease = await running(talk)
+    failed, released = lease.completion(status="Failed"), lease.completion(status="Released")
+    first, second, third = await complete_tasks(ctx, [failed, failed, released])
+    assert isinstance(first, CompleteResponse)
+    assert first == second
+    assert isinstance(third, Conflict)
+    assert (await talk.task(lease.task_id))["failures"] == 1

@@ -50,8 +50,6 @@ from tracelake.tokens.worker_tokens import WorkerTokens
 log = structlog.get_logger(__name__)
 
 QUEUE_ROLE = "tracelake_queue"
-READY_CONNECTIONS = 6
-"""Opened at start and kept: logging in takes longer than a claim, and a burst should not begin with it."""
 DRAIN_SECONDS = 1.5
 
 
@@ -146,10 +144,7 @@ async def _steps(
 ) -> AsyncIterator[tuple[StepContext, PemKeyring]]:
     await _prepare_state(settings.state_dsn.reveal())
     pool = await open_pool(
-        settings.state_dsn.reveal(),
-        min_size=min(READY_CONNECTIONS, settings.state_connections),
-        max_size=settings.state_connections,
-        application="tracelake-dispatcher",
+        settings.state_dsn.reveal(), max_size=settings.state_connections, application="tracelake-dispatcher"
     )
     try:
         db = Database(pool)

@@ -16,7 +16,15 @@ SHUTDOWN_SECONDS = 4
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to whoever runs the process, not to one of its servers."""
+    """Signals belong to whoever runs the process, not to one of its servers. Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -27,6 +35,7 @@ class Listener:
     def __init__(self, what: str, host: str, port: int) -> None:
         self._socket = _bind(what, host, port)
         self._server: _Server | None = None
+        self._listening = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -47,12 +56,11 @@ class Listener:
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             backlog=1024,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, self._listening)
         await self._server.serve(sockets=[self._socket])
 
     async def started(self) -> None:
-        while self._server is None or not self._server.started:
-            await asyncio.sleep(0.005)
+        await self._listening.wait()
 
     def stop(self) -> None:
         """Answer what is under way, take nothing new."""

@@ -188,9 +188,6 @@ async def open_pool(
         max_size=max_size,
         init=prepare_connection,
         reset=_keep_session,
-        # Every statement of the steps stays prepared, with its plan, for as long as its connection lives.
-        statement_cache_size=256,
-        max_cached_statement_lifetime=0,
         timeout=_CONNECT_SECONDS,
         command_timeout=_COMMAND_SECONDS,
         server_settings={

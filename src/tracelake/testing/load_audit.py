@@ -13,7 +13,8 @@ from typing import Any
 import asyncpg
 
 from tracelake import sqlfiles
-from tracelake.testing.load import SCOPE_JOBS, Ledger
+from tracelake.testing.caller import Ledger
+from tracelake.testing.load import SCOPE_JOBS
 
 SQL = sqlfiles.load("tracelake.testing", "load_audit.sql")
 _POLL = 0.1

@@ -15,8 +15,8 @@ import asyncpg
 import httpx
 
 from tracelake.embedded_postgres import Cluster
+from tracelake.testing.caller import Ledger
 from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.load import Ledger
 from tracelake.testing.load_audit import audit, settled
 
 # What a Dispatcher says of itself only when something went wrong that it has no answer for.

@@ -94,19 +94,23 @@ async def _complete(ctx: StepContext, tx: Transaction, verified: Sequence[_Verif
     rows = await tasks.lock(tx, {request.task_id for request in requests})
     answers: dict[int, Answer] = {}
     accepted: dict[int, _Accepted] = {}
-    seen: set[UUID] = set()
+    first: dict[UUID, int] = {}
+    same: dict[int, int] = {}
     for index, entry in enumerate(verified):
         task_id = entry.request.task_id
         try:
-            if task_id in seen:
-                raise Conflict("StaleLease", "the call completes this task twice")
-            accepted[index] = await _accept(ctx, tx, rows.get(task_id), entry)
-            seen.add(task_id)
+            if task_id in first and requests[first[task_id]] == entry.request:
+                same[index] = first[task_id]
+            elif task_id in first:
+                raise Conflict("StaleLease", "the call ends this attempt in two ways")
+            else:
+                accepted[index] = await _accept(ctx, tx, rows.get(task_id), entry)
+                first[task_id] = index
         except TracelakeError as error:
             answers[index] = error
     answers |= await _repeats(tx, requests, answers, rows)
     answers |= await _commit(ctx, tx, accepted)
-    return [answers[index] for index in range(len(requests))]
+    return [answers[same.get(index, index)] for index in range(len(requests))]
 
 
 async def _accept(ctx: StepContext, tx: Transaction, task: TaskRow | None, verified: _Verified) -> _Accepted:
