@@ -419,3 +419,12 @@ class TestManifestShape:
     def test_a_malformed_file_entry_is_refused(self, change: dict[str, Any]) -> None:
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(self.GOOD | {"files": [self.GOOD["files"][0] | change]}, Manifest)
+
+
+async def test_a_folder_that_is_gone_is_an_outage_and_not_an_empty_store(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "objects")
+    (tmp_path / "objects").rmdir()
+    with pytest.raises(Unavailable, match="is gone"):
+        await store.stat(store.root.location("a"))
+    with pytest.raises(Unavailable, match="is gone"):
+        await store.put(store.root.location("a"), b"")

@@ -48,6 +48,20 @@ async def cut_sessions(connection: asyncpg.Connection, name: str) -> None:
     )
 
 
+async def test_keys_that_vanish_stop_nobody_who_has_them(databases: Databases, tmp_path: Path) -> None:
+    async with open_site(databases, tmp_path) as site, open_single_task(site.replicas[0]) as task:
+        one, other = site.replicas
+        keys, away = tmp_path / "keys", tmp_path / "keys-away"
+        keys.rename(away)
+        claim = await task.claimed(one)
+        assert (await task.beat(other, claim)).status_code == 200
+        keys.mkdir(mode=0o700)
+        assert (await task.claimed(other))["lease_token"] == claim["lease_token"]
+        keys.rmdir()
+        away.rename(keys)
+        assert (await task.complete(other, claim)).status_code == 200
+
+
 async def test_a_damaged_key_is_named_at_the_start(databases: Databases, tmp_path: Path) -> None:
     late = DispatcherProcess(tmp_path, state_dsn=databases.state_dsn, queue_dsn=databases.queue_dsn)
     (tmp_path / "keys").mkdir(mode=0o700)

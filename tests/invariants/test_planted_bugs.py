@@ -65,7 +65,17 @@ class Bug:
             "cancels": False, "reorganizes": False, "crash": 0.0, "zombie": 0.0, "fails": 0.0, "releases": 0.0,
             "impostor": 0.0, "batches": False, "workers": 4, "turns": 700, "chain_pace": 15.0,
         }  # fmt: skip
-        odds = Odds(**{"die": 0.0, "die_at_commit": 0.0, "stick": 0.5, "tick": 0.1, "longest_tick": 5.0, "starve": 0.0, **self.odds})
+        odds = Odds(
+            **{
+                "die": 0.0,
+                "die_at_commit": 0.0,
+                "stick": 0.5,
+                "tick": 0.1,
+                "longest_tick": 5.0,
+                "starve": 0.0,
+                **self.odds,
+            }
+        )
         return replace(drawn, layout=layout, odds=odds, **{**calm, **self.focus})
 
 
@@ -240,8 +250,13 @@ BUGS: dict[str, Bug] = {
         MANUAL, {"fails": 0.4},
     ),
     "reap: a renewed lease is reaped": Bug(
-        patch(loops, "reap_leases", reap_without_looking_again), MANUAL, {"zombie": 0.8, "workers": 3},
-        {}, {"longest_tick": 20.0, "tick": 0.2, "stick": 0.0, "starve": 0.03},
+        several(
+            patch(loops, "reap_leases", reap_without_looking_again),
+            query(tasks.SQL, "expired_leases", "t.lease_expires_at < tl_now()",
+                  "tl_now() - make_interval(secs => j.heartbeat_timeout_seconds) > (SELECT a.claimed_at FROM"
+                  " attempt a WHERE a.task_id = t.task_id AND a.attempt = t.attempt)"),
+        ),
+        ("derive",), {}, {}, {"longest_tick": 2.0, "tick": 0.03},
     ),
     "route: new tasks are not woken": Bug(patch(route_events.outbox, "wake", nothing), MANUAL),
     "route: cursor events are kept but not routed": Bug(
@@ -252,7 +267,7 @@ BUGS: dict[str, Bug] = {
     ),
     "route: updates meet nobody on the job's row": Bug(
         patch(Consumer, "gated", only(False, True)), ("derive", "derive2"),
-        {"chain_pace": 5.0, "chain_moves": 4, "workers": 3, "turns": 500, "people": 0}, {}, {"starve": 0.05}
+        {"chain_pace": 5.0, "chain_moves": 6, "workers": 2, "turns": 800, "people": 0}, {}, {"starve": 0.06}
     ),
     "route: a scope is one of a kind whatever its revisions": Bug(
         lambda _: None, CHAIN, {"reorganizes": True},
@@ -303,7 +318,7 @@ BUGS: dict[str, Bug] = {
     ),
     "deploy: nothing keeps routing out": Bug(
         patch(deploy_dag, "DeployLock", type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.NONE})),
-        MANUAL, {"deploys": True, "duplicate": 0.6}, {}, {"stick": 0.0},
+        MANUAL, {"deploys": True, "people": 3}, {}, {"stick": 0.0, "starve": 0.03},
     ),
 }  # fmt: skip
 

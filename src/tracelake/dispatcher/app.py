@@ -147,7 +147,7 @@ async def _steps(
         settings.state_dsn.reveal(), max_size=settings.state_connections, application="tracelake-dispatcher"
     )
     try:
-        db = Database(pool)
+        db = Database(pool, on_silence=pool.expire_connections)
         org_id = await db.run(lambda tx: _first_user(tx, settings), lock=DeployLock.NONE)
         keyring = PemKeyring(settings.key_folder)
         settings.object_root.mkdir(parents=True, exist_ok=True)

@@ -132,6 +132,8 @@ class DirectoryStore:
     def _path(self, place: ObjectLocation | ObjectPrefix) -> Path:
         if not self._root.contains(place):
             raise Forbidden("LocationOutsideRoot", f"outside of the object store: {place}")
+        if not os.path.isdir("/" + self._root.path):
+            raise Unavailable("ObjectsUnavailable", f"the object store's folder is gone: {self._root}")
         path = "/" + place.path.removesuffix("/")
         if os.path.realpath(path) != path:
             raise Forbidden("LocationOutsideRoot", f"reached through a symbolic link: {place}")

@@ -107,8 +107,12 @@ class Transaction:
 class Database:
     """Runs transactions. ``on_commit`` listeners hear of outbox entries after their commit."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(
+        self, connections: Connections, *, on_silence: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """``on_silence`` is called when a connection has stopped answering: its neighbours are suspect too."""
         self._connections = connections
+        self._on_silence = on_silence
         self._listeners: list[Callable[[Sequence[OutboxEntry]], None]] = []
 
     def on_commit(self, listener: Callable[[Sequence[OutboxEntry]], None]) -> None:
@@ -135,6 +139,8 @@ class Database:
                 if again == _MAX_TRIES - 1:
                     raise Unavailable("Contention", "the state database is too contended") from error
             except _LOST as error:
+                if isinstance(error, TimeoutError) and self._on_silence is not None:
+                    await self._on_silence()
                 raise Unavailable(
                     "StateUnavailable", f"the state database is unavailable: {error}"
                 ) from error

@@ -282,6 +282,10 @@ async def shelve(tx: Transaction, task_ids: Sequence[UUID], why: str) -> None:
         await tx.execute(SQL.shelve_tasks, list(task_ids), why)
 
 
+async def keep_canceled(tx: Transaction, task_id: UUID, why: str) -> None:
+    await tx.execute(SQL.keep_canceled, task_id, why)
+
+
 async def unshelve(tx: Transaction, job_id: UUID) -> list[NewTask]:
     return _new(await tx.fetch(SQL.unshelve_tasks, job_id))
 

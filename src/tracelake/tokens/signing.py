@@ -96,8 +96,10 @@ class PemKeyring:
         self._folder = folder
         self._mark = ChangeMark(folder)
         self._cached: tuple[_Key, ...] = ()
+        self._problem: str | None = None
         if not self._keys():
             create_private(_path(folder, 0), _new_pem())
+            self._cached = self._load()
 
     async def sign(self, claims: TokenClaims) -> str:
         key = self._active(claims.iat)
@@ -163,14 +165,21 @@ class PemKeyring:
         sync_folder(self._folder)
 
     def _keys(self) -> tuple[_Key, ...]:
-        if self._mark.changed():
-            try:
-                self._cached = self._load()
-            except (OSError, TracelakeError) as error:
-                # A running Dispatcher keeps signing with what it had; at start there is nothing to keep.
-                if not self._cached:
-                    raise
+        try:
+            if self._mark.changed():
+                found = self._load()
+                if self._cached and not found:
+                    raise TracelakeError("NoSigningKey", f"no key is left in {self._folder}")
+                self._cached = found
+        except (OSError, TracelakeError) as error:
+            # A running Dispatcher keeps signing with what it had; at start there is nothing to keep.
+            if not self._cached:
+                raise
+            if str(error) != self._problem:
                 log.error("keyring_unusable", folder=str(self._folder), problem=str(error))
+            self._problem = str(error)
+        else:
+            self._problem = None
         return self._cached
 
     def _load(self) -> tuple[_Key, ...]:

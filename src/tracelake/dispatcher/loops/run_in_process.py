@@ -1,7 +1,7 @@
 """The ``dispatcher`` runtime: platform operators, run in this process as ordinary leased tasks.
 
-They are claimed, fenced and completed like any other; only the worker is here. An answer that an outage of the
-database swallowed is asked for again, as any worker would: a lost one must not cost a lease period. What dies
+They are claimed, fenced and completed like any other; only the worker is here. An answer that an outage of
+the database swallowed is asked for again, as any worker would: a lost one must not cost a lease period. What dies
 with the process is found again by the re-wake sweep or the reaper.
 """
 

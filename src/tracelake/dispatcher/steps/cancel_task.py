@@ -21,7 +21,7 @@ async def cancel_task(ctx: StepContext, task_id: UUID, actor: str = "system") ->
             raise NotFound("UnknownTask", f"there is no task {task_id}")
         match task.state.status:
             case TaskStatus.CANCELED:
-                return
+                await tasks.keep_canceled(tx, task_id, f"canceled by {actor}")
             case TaskStatus.COMPLETED | TaskStatus.FAILED:
                 raise Conflict("AlreadyEnded", f"the task is {task.state.status} already")
             case TaskStatus.QUEUED | TaskStatus.RUNNING:

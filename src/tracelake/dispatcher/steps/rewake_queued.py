@@ -7,10 +7,15 @@ from tracelake.store import outbox, tasks
 from tracelake.store.db import DeployLock, Transaction
 
 BATCH = 500
+BACKLOG = 1000
 
 
 async def rewake_queued(ctx: StepContext, after_seconds: float) -> int:
+    """While wake-ups pile up in the outbox, more of them would help nobody: the queue is away."""
+
     async def work(tx: Transaction) -> int:
+        if (await outbox.lag(tx)).due > BACKLOG:
+            return 0
         unwoken = await tasks.unwoken_tasks(tx, after_seconds, BATCH)
         await outbox.wake(tx, unwoken)
         return len(unwoken)

@@ -250,6 +250,10 @@ OR EXISTS (
 UPDATE task SET status = 'Canceled', shelved = true, ended_at = tl_now(), error_message = $2
 WHERE task_id = ANY($1::uuid[])
 
+-- name: keep_canceled
+-- A person has canceled what a deploy had only stopped: no rollback takes it up again.
+UPDATE task SET shelved = false, error_message = $2 WHERE task_id = $1 AND shelved
+
 -- name: unshelve_tasks
 -- A job that is deployed again just as it was goes on with the scopes that it was stopped at.
 UPDATE task SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,

@@ -25,7 +25,9 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every turn")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
     options = parser.parse_args()
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    seeds = (
+        [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    )
     folder = Path(tempfile.mkdtemp(prefix="tracelake-simulation-"))
     cluster = Cluster(folder, name="simulation", throwaway=True)
     try:

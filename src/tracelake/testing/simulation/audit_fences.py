@@ -101,7 +101,7 @@ class FenceAudit:
         for call in self._history.of("complete", "cancel", "deploy", "heartbeat"):
             match call.request:
                 case CompleteRequest(task_id=task_id, attempt=int(attempt)):
-                    self._over((task_id, attempt), call.issued)
+                    self._over((task_id, attempt), call)
                 case HeartbeatRequest(task_id=task_id, attempt=attempt):
                     if isinstance(call.answer, HeartbeatResponse):
                         held = self._held.get((task_id, attempt))
@@ -111,15 +111,16 @@ class FenceAudit:
                 case UUID() as canceled:
                     for key in self._held:
                         if key[0] == canceled:
-                            self._over(key, call.issued)
+                            self._over(key, call)
                 case _:
                     for key in self._held:
-                        self._over(key, call.issued)
+                        self._over(key, call)
 
-    def _over(self, key: Attempt, position: int) -> None:
+    def _over(self, key: Attempt, call: Call) -> None:
         held = self._held.get(key)
-        if held is None or (held.claimed.answered or 0) > position:
+        if held is None or held.claimed.issued > call.finished:
             return
+        position = max(call.issued, held.claimed.answered or 0)
         if held.over is None or position < held.over:
             held.over = position
 
@@ -156,7 +157,9 @@ class FenceAudit:
     def _unknown_holder(self, request: CompleteRequest) -> None:
         tokens = {h.token for (task_id, _), h in self._held.items() if task_id == request.task_id}
         if request.lease_token in tokens:
-            self._report(ONE_HOLDER, "a completion for another attempt than its lease's is refused", "accepted")
+            self._report(
+                ONE_HOLDER, "a completion for another attempt than its lease's is refused", "accepted"
+            )
 
     def _check_current(self, call: Call, task_id: UUID, attempt: int) -> None:
         for (other, number), held in self._held.items():
@@ -274,7 +277,7 @@ class FenceAudit:
 
 def _certainly_runs(held: Held, at: int, when: datetime) -> bool:
     claimed = held.claimed.answered
-    if claimed is None or claimed > at or (held.over is not None and held.over < at):
+    if claimed is None or claimed > at or (held.over is not None and held.over <= at):
         return False
     return any(told < at and expires > when for told, expires in held.leases)
 

@@ -56,14 +56,26 @@ async def _echo(world: World, kind: str, requests: Sequence[Any], step: Step) ->
 async def _once(
     world: World, kind: str, requests: Sequence[Any], step: Step, *, echo: bool = False
 ) -> list[Any]:
-    scheduler = world.scheduler
-    calls = [world.history.issue(kind, request, scheduler.now, echo=echo) for request in requests]
+    """One try. What becomes of a lost one is unknown, but it is over: nothing of it happens later."""
+    calls = [world.history.issue(kind, request, world.scheduler.now, echo=echo) for request in requests]
+    try:
+        answers = await _carry_out(world, requests, step)
+    except CallLost:
+        for call in calls:
+            world.history.lose(call)
+        raise
+    for call, answer in zip(calls, answers, strict=True):
+        world.history.answer(call, answer, world.scheduler.now)
+    return list(answers)
+
+
+async def _carry_out(world: World, requests: Sequence[Any], step: Step) -> Sequence[Any]:
     index = world.rng.randrange(len(world.dispatchers))
     answers: Sequence[Any]
     try:
         answers = await step(world.dispatchers[index])
     except Died:
-        if scheduler.ending:
+        if world.scheduler.ending:
             raise
         world.restart(index)
         raise CallLost from None
@@ -71,11 +83,9 @@ async def _once(
         raise CallLost from None
     except TracelakeError as refusal:
         answers = [refusal] * len(requests)
-    if not scheduler.direct and world.chance(world.profile.lost_reply):
+    if not world.scheduler.direct and world.chance(world.profile.lost_reply):
         raise CallLost
-    for call, answer in zip(calls, answers, strict=True):
-        world.history.answer(call, answer, scheduler.now)
-    return list(answers)
+    return answers
 
 
 async def claim(world: World, requests: Sequence[ClaimRequest]) -> list[ClaimResponse]:

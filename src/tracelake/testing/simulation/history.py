@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Call:
-    """``issued`` and ``answered`` are positions in one order of everything that callers saw."""
+    """``issued``, ``answered`` and ``lost`` are positions in one order of everything that callers saw."""
 
     kind: str
     request: Any
@@ -19,6 +20,12 @@ class Call:
     answered: int | None = None
     answered_at: datetime | None = None
     answer: Any = None
+    lost: int | None = None
+
+    @property
+    def finished(self) -> int:
+        """From when on the call can't have any effect any more."""
+        return self.answered or self.lost or sys.maxsize
 
     @property
     def refused(self) -> bool:
@@ -43,6 +50,10 @@ class History:
     def answer(self, call: Call, answer: Any, now: datetime) -> None:
         self._order += 1
         call.answered, call.answered_at, call.answer = self._order, now, answer
+
+    def lose(self, call: Call) -> None:
+        self._order += 1
+        call.lost = self._order
 
     def of(self, *kinds: str) -> list[Call]:
         return [call for call in self.calls if call.kind in kinds]

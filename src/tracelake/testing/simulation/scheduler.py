@@ -177,28 +177,27 @@ class Scheduler:
             await self._idle.wait()
 
     async def _one_turn(self) -> None:
+        self._taken += 1
         ready = [turn for turn in self._waiting if turn.due is None or turn.due <= self.now]
-        if not ready and self._waiting:
-            due = min(turn.due for turn in self._waiting if turn.due is not None)
-            await self.advance((due - self.now).total_seconds())
+        if ready and self.rng.random() < self.odds.starve:
+            committing = [turn for turn in ready if turn.label == "COMMIT"]
+            victim = self.rng.choice(committing if committing and self.rng.random() < 0.6 else ready)
+            self._starved[victim.actor] = self._taken + self.rng.randint(20, 200)
+        eligible = [turn for turn in ready if self._starved.get(turn.actor, 0) <= self._taken]
+        later = [turn.due for turn in self._waiting if turn.due is not None and turn.due > self.now]
+        if not eligible and later:
+            await self.advance((min(later) - self.now).total_seconds())
             return
         if not ready:
             raise AssertionError("every actor waits for a lock that nobody holds")
         if self.rng.random() < self.odds.tick:
             await self.advance(self.rng.uniform(0, self.odds.longest_tick))
-        ready = self._without_starved(ready)
-        same = [turn for turn in ready if turn.actor == self._last]
+        same = [turn for turn in eligible if turn.actor == self._last]
         stick = same and self.rng.random() < self.odds.stick
-        turn = self.rng.choice(same if stick else ready)
+        turn = self.rng.choice(same if stick else eligible or ready)
         self._waiting.remove(turn)
         self._last = turn.actor
         await self._take(turn)
-
-    def _without_starved(self, ready: list[Turn]) -> list[Turn]:
-        self._taken += 1
-        if self.rng.random() < self.odds.starve:
-            self._starved[self.rng.choice(ready).actor] = self._taken + self.rng.randint(20, 150)
-        return [turn for turn in ready if self._starved.get(turn.actor, 0) <= self._taken] or ready
 
     async def _take(self, turn: Turn) -> None:
         dies = None
