@@ -304,7 +304,8 @@ BUGS: dict[str, Bug] = {
         MANUAL, {"deploys": True},
     ),
     "heartbeat: a lease that is over is extended": Bug(
-        patch(heartbeat, "decide_heartbeat", lambda task, fence: HeartbeatVerdict.EXTEND), MANUAL, {"duplicate": 0.5}
+        patch(heartbeat, "decide_heartbeat", lambda task, fence: HeartbeatVerdict.EXTEND),
+        MANUAL, {"duplicate": 0.5},
     ),
     "pause: a resumed job is not woken": Bug(
         several(patch(pause_job.tasks, "wake_queued_of_jobs", nothing)), MANUAL, {"pauses": True}

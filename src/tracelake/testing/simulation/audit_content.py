@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from uuid import UUID
 
 from tracelake.contracts.dispatcher_api import TriggerRequest
@@ -131,7 +132,7 @@ async def _audit_partitions(
         unwanted = ", ".join(span.partition_key for span in extra)
         findings.append(Finding(CANONICAL, f"{job} has no {unwanted}", keys))
     stored = JOBS[job].storage == "parquet"
-    overlapping = any(one.end >= two.start for one, two in zip(seen, seen[1:], strict=False))
+    overlapping = any(one.end >= two.start for one, two in pairwise(seen))
     if (stored and overlapping) or len(set(seen)) != len(seen):
         findings.append(Finding(NOTHING_TWICE, f"{job}'s partitions don't overlap", keys))
     if stored:

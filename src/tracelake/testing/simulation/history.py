@@ -61,3 +61,11 @@ class History:
     @property
     def acknowledged(self) -> int:
         return sum(call.answered is not None for call in self.calls)
+
+    def words(self) -> set[str]:
+        """The machine words that callers were told, to see what a run has reached."""
+        words: set[str] = set()
+        for call in self.calls:
+            for answer in (call.answer, *getattr(call.answer, "events", ())):
+                words |= {str(getattr(answer, name, "")) for name in ("status", "reason", "state")}
+        return words

@@ -88,7 +88,8 @@ async def _cancel(world: World) -> None:
     if task_id is not None:
 
         async def step(ctx: StepContext) -> Sequence[Any]:
-            return [await cancel_task(ctx, task_id)]
+            await cancel_task(ctx, task_id)
+            return [None]
 
         await calls.ask(world, "cancel", [task_id], step)
 
@@ -101,7 +102,8 @@ async def _retry(world: World) -> None:
 
 async def retry(world: World, task_id: UUID) -> None:
     async def step(ctx: StepContext) -> Sequence[Any]:
-        return [await retry_task(ctx, task_id)]
+        await retry_task(ctx, task_id)
+        return [None]
 
     await calls.ask(world, "retry", [task_id], step)
 
@@ -113,6 +115,7 @@ async def _pause(world: World) -> None:
 
 async def pause(world: World, job: str, paused: bool) -> None:
     async def step(ctx: StepContext) -> Sequence[Any]:
-        return [await set_job_paused(ctx, DAG, job, paused)]
+        await set_job_paused(ctx, DAG, job, paused)
+        return [None]
 
     await calls.ask(world, "pause", [(job, paused)], step)

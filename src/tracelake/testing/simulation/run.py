@@ -12,6 +12,7 @@ import asyncpg
 
 from tracelake.domain.entropy import Entropy
 from tracelake.testing.simulation import loops, people
+from tracelake.testing.simulation.audit_answers import AnswerAudit
 from tracelake.testing.simulation.audit_content import audit_content
 from tracelake.testing.simulation.audit_fences import FenceAudit
 from tracelake.testing.simulation.connection import Observer, SimConnections, open_session
@@ -38,6 +39,7 @@ class Outcome:
     digest: str = ""
     lines: list[str] = field(default_factory=list)
     acknowledged: int = 0
+    answers: set[str] = field(default_factory=set)
     deadlocks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -71,11 +73,12 @@ class Simulation:
                 outcome.findings += await _rest_and_audit(world)
         except Exception as error:
             world.scheduler.errors.append(("rest", error))
-        for actor, error in world.scheduler.errors:
-            where = "".join(traceback.format_exception(error)[-6:])
+        for actor, surprise in world.scheduler.errors:
+            where = "".join(traceback.format_exception(surprise)[-6:])
             outcome.findings.append(Finding(NO_SURPRISE, f"{actor} goes on", where))
         outcome.digest, outcome.lines = world.scheduler.trace.digest, world.scheduler.trace.lines
         outcome.acknowledged = world.history.acknowledged
+        outcome.answers = world.history.words()
         outcome.deadlocks = world.scheduler.deadlocks
         outcome.seconds = time.monotonic() - began
         return outcome
@@ -120,4 +123,6 @@ async def _rest_and_audit(world: World) -> list[Finding]:
     rest = await come_to_rest(world)
     if not rest.settled:
         return [Finding(SETTLES, "nothing is left to do", "; ".join(rest.unfinished))]
-    return await audit_content(world) + FenceAudit(world.history, world.layout).run()
+    findings = await audit_content(world)
+    findings += FenceAudit(world.history, world.layout).run()
+    return findings + AnswerAudit(world.history).run()

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from tracelake.testing.simulation import lock_waits
+from tracelake.testing.simulation.lock_waits import LockMonitor, Statement
 from tracelake.testing.simulation.trace import START, Trace, summary
 
 PATIENCE = 0.004
-DEADLOCK_TIMEOUT = 0.001
 
 _actor: ContextVar[str] = ContextVar("simulated_actor")
 
@@ -38,9 +39,7 @@ class Link(Protocol):
         """The client is gone: the server rolls back and releases what the session held."""
 
 
-class Monitor(Protocol):
-    async def blockers(self, pids: list[int]) -> dict[int, list[int]]: ...
-
+class Monitor(LockMonitor, Protocol):
     async def set_clock(self, now: datetime) -> None: ...
 
 
@@ -247,17 +246,20 @@ class Scheduler:
         assert turn.task is not None
         await asyncio.wait({turn.task}, timeout=PATIENCE)
         while not turn.task.done():
-            if turn.link is not None and await self._settled([turn]):
+            if turn.link is not None and await lock_waits.settled(self.monitor, self._in_flight(turn)):
                 return turn.task.done()
             await asyncio.wait({turn.task}, timeout=PATIENCE / 4)
         return True
+
+    def _in_flight(self, *fresh: Turn) -> list[Statement]:
+        turns = [*self._parked, *fresh]
+        return [Statement(t.link.pid, t.task) for t in turns if t.link is not None and t.task is not None]
 
     async def _release_parked(self) -> None:
         """Let those go on whose lock has come free, in the order in which they began to wait."""
         again = True
         while again and self._parked:
-            while not await self._settled([]):
-                await asyncio.sleep(PATIENCE / 8)
+            await lock_waits.until_settled(self.monitor, self._in_flight())
             done = [turn for turn in self._parked if turn.task is not None and turn.task.done()]
             self._parked = [turn for turn in self._parked if turn not in done]
             again = False
@@ -266,41 +268,6 @@ class Scheduler:
                 result = _outcome(turn.task)
                 again = again or isinstance(result, BaseException)
                 await self._finish(turn, result, releases=False)
-
-    async def _settled(self, fresh: list[Turn]) -> bool:
-        """Is every statement in flight either done, or waiting for a session that is idle or waits too?"""
-        turns = [*self._parked, *fresh]
-        if not await self._look(turns):
-            return False
-        await asyncio.sleep(DEADLOCK_TIMEOUT * 3)
-        return await self._look(turns)
-
-    async def _look(self, turns: list[Turn]) -> bool:
-        undone = [t for t in turns if t.task is not None and not t.task.done()]
-        pids = [turn.link.pid for turn in undone if turn.link is not None]
-        if not pids:
-            return True
-        waits = await self.monitor.blockers(pids)
-        for turn in undone:
-            pid = turn.link.pid if turn.link is not None else 0
-            if turn.task is not None and turn.task.done():
-                continue
-            if not waits[pid] or _in_cycle(pid, waits):
-                return False
-        return True
-
-
-def _in_cycle(pid: int, waits: dict[int, list[int]]) -> bool:
-    seen: set[int] = set()
-    ahead = list(waits[pid])
-    while ahead:
-        other = ahead.pop()
-        if other == pid:
-            return True
-        if other not in seen:
-            seen.add(other)
-            ahead += waits.get(other, [])
-    return False
 
 
 def _outcome(task: asyncio.Task[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -87,6 +86,3 @@ class World:
             runtimes=RuntimeRegistry(),
             org_id=ORG,
         )
-
-
-WorldOf = Callable[[int], World]
