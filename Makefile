@@ -10,7 +10,7 @@ SOURCES := src tests bench
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format simulate bench-control lock dev clean
+.PHONY: bench help install demo test check format simulate bench-control lock dev clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,8 @@ format: $(STAMP) ## Rewrite the code in the house format
 
 simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
 	$(PY) -m tracelake.testing.simulation --seeds $(or $(SEEDS),100)
+
+bench: bench-control ## Run every benchmark
 
 bench-control: $(STAMP) ## Measure the control plane, one JSON line per workload (bench/README.md)
 	$(PY) -m bench.control

@@ -25,8 +25,8 @@ import msgspec
 from tracelake.contracts.dispatcher_api import TriggerResponse
 from tracelake.contracts.user_api import (
     DagPage,
-    DatasetDetail,
     DatasetPage,
+    DatasetSummary,
     DeployResponse,
     FailedDeliveries,
     JobPaused,
@@ -131,8 +131,8 @@ class Client:
     def datasets(self, *, limit: int = 100, after: str | None = None) -> DatasetPage:
         return self._get("/v1/datasets", DatasetPage, limit=limit, after=after)
 
-    def dataset(self, name: str) -> DatasetDetail:
-        return self._get(f"/v1/datasets/{quote(name, '')}", DatasetDetail)
+    def dataset(self, name: str) -> DatasetSummary:
+        return self._get(f"/v1/datasets/{quote(name, '')}", DatasetSummary)
 
     def partitions(self, name: str, *, limit: int = 100, after: str | None = None) -> PartitionPage:
         return self._get(

@@ -19,6 +19,12 @@ def configure_logs(style: LogFormat, level: str = "INFO") -> None:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+
+    def without_colors(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.pop("color_message", None)
+        return event
+
+    shared.append(without_colors)
     last: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if style == "json"

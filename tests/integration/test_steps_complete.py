@@ -391,3 +391,18 @@ async def test_the_same_completion_twice_in_one_call_is_answered_twice_and_count
     assert first == second
     assert isinstance(third, Conflict)
     assert (await talk.task(lease.task_id))["failures"] == 1
+
+
+async def test_a_no_op_that_only_says_completed_has_done_its_scope(talk: Conversation) -> None:
+    lease = await running(talk)
+    await talk.complete(lease)
+    assert await talk.scopes("work") == [(0, 9)]
+    assert len(await talk.queued("next")) == 1
+
+
+async def test_a_canceled_attempt_is_closed_in_the_history(talk: Conversation) -> None:
+    lease = await running(talk)
+    await talk.cancel(lease.task_id)
+    [attempt] = await talk.attempts(lease.task_id)
+    assert (attempt["outcome"], attempt["ended_at"] is not None) == ("Canceled", True)
+    assert (await talk.beat(lease)).cancel

@@ -170,7 +170,7 @@ async def test_a_partition_that_cuts_through_a_current_one_is_refused(talk: Conv
     await talk.trigger(5, 14)
     lease = await talk.lease("work")
     before = await talk.everything()
-    with pytest.raises(Conflict) as refused:
+    with pytest.raises(Invalid) as refused:
         await talk.complete(lease, OutputIn(0, start=5, end=14, row_count=0))
     assert refused.value.reason == "PartitionOverlap"
     assert await talk.everything() == before
@@ -198,14 +198,14 @@ async def test_one_completion_may_commit_a_scope_in_parts_that_do_not_touch(talk
 async def test_one_completion_never_commits_a_block_twice(talk: Conversation) -> None:
     lease = await running(talk)
     parts = [OutputIn(0, start=0, end=5, row_count=0), OutputIn(0, start=5, end=9, row_count=0)]
-    with pytest.raises(Conflict) as refused:
+    with pytest.raises(Invalid) as refused:
         await talk.complete(lease, *parts)
     assert refused.value.reason == "PartitionOverlap"
     assert await talk.scopes("work") == []
 
 
 async def test_a_completion_without_storage_needs_no_files(talk: Conversation) -> None:
-    lease = await running(talk, storage="none")
+    lease = await running(talk, storage="none", operator="quiet")
     assert (await talk.complete(lease)).task_status == "Completed"
     assert await talk.queued("next") == [], "it has announced nothing"
 
@@ -216,3 +216,22 @@ async def test_what_an_output_without_storage_announces_may_lie_anywhere(talk: C
     chunks = [OutputIn(0, start=n, end=n + 4) for n in (0, 5)]
     await talk.complete(lease, *chunks, OutputIn(0, start=0, end=99))
     assert len(await talk.queued("next")) == 3
+
+
+async def test_an_output_listed_twice_for_one_scope_is_refused(talk: Conversation) -> None:
+    lease = await running(talk)
+    same = OutputIn(0, start=0, end=9, row_count=0)
+    with pytest.raises(Invalid) as refused:
+        await talk.complete(lease, same, same)
+    assert refused.value.reason == "OutputTwice"
+    assert await talk.scopes("work") == []
+
+
+async def test_whoever_may_not_complete_hears_that_and_not_about_files(talk: Conversation) -> None:
+    lease = await running(talk)
+    await talk.cancel(lease.task_id)
+    with pytest.raises(Conflict) as refused:
+        await talk.complete(
+            lease, OutputIn(0, start=0, end=9, row_count=5, location=lease.payload.outputs[0].staging)
+        )
+    assert refused.value.reason == "Canceled"

@@ -19,7 +19,7 @@ from tracelake.dispatcher.steps.complete_task import complete_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.reap_leases import begin_listening, reap_leases
 from tracelake.dispatcher.steps.retry_task import retry_task
-from tracelake.domain.errors import Conflict
+from tracelake.domain.errors import Conflict, Invalid
 from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source
 from tracelake.testing.interleave import Interleaver
 
@@ -218,7 +218,7 @@ async def test_two_overlapping_partitions_at_once_leave_one(talk: Conversation, 
     one, two = await second_scope(talk, 5, 14)
     seen = await both.run(lambda c: c.complete_scope(one), lambda c: c.complete_scope(two))
     assert seen.second_waited
-    assert isinstance(seen.second, Conflict)
+    assert isinstance(seen.second, Invalid)
     assert seen.second.reason == "PartitionOverlap"
     assert await talk.scopes("work") == [(0, 9)]
 
@@ -242,7 +242,7 @@ async def test_overlapping_partitions_of_one_call_are_decided_one_by_one(talk: C
         ],
     )
     assert isinstance(answers[0], CompleteResponse)
-    assert isinstance(answers[1], Conflict)
+    assert isinstance(answers[1], Invalid)
     assert answers[1].reason == "PartitionOverlap"
 
 

@@ -44,7 +44,7 @@ from tracelake.testing.simulation.run import Simulation
 from tracelake.testing.simulation.scheduler import Odds
 from tracelake.testing.state import build_state_template
 
-MOST_SEEDS = 60
+MOST_SEEDS = 150
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -203,7 +203,6 @@ async def no_repeats(*_: Any, **__: Any) -> dict[int, Any]:
 
 MANUAL = ("ingest",)
 CHAIN = ("derive", "compact")
-FILES = ("rollup", "side")
 
 BUGS: dict[str, Bug] = {
     "claim: the job's row is not locked before counting": Bug(
@@ -263,7 +262,7 @@ BUGS: dict[str, Bug] = {
         patch(route_events, "_update_jobs", lambda *_: set()), ("derive",)
     ),
     "route: joins meet nobody on the job's row": Bug(
-        patch(Consumer, "gated", only(True, False)), ("join",), {}, {}, {"stick": 0.0, "starve": 0.02}
+        patch(Consumer, "gated", only(True, False)), ("join",), {"people": 0}, {}, {"stick": 0.0, "starve": 0.02},
     ),
     "route: updates meet nobody on the job's row": Bug(
         patch(Consumer, "gated", only(False, True)), ("derive", "derive2"),
@@ -275,13 +274,14 @@ BUGS: dict[str, Bug] = {
     ),
     "events: one of an older revision counts": Bug(
         patch(count_events, "_outdated", nobody), ("derive",),
-        {"reorganizes": True, "duplicate": 0.6, "chain_pace": 5.0},
+        {"reorganizes": True, "duplicate": 1.0, "chain_pace": 4.0, "turns": 1000, "people": 0},
+        {}, {"tick": 0.02, "longest_tick": 1.0},
     ),
     "events: one of an older version moves the cursor": Bug(
         patch(count_events, "_state", lambda event: count_events.EventState.COUNTED), ("derive",), {"deploys": True}
     ),
     "update: the consumer's position is not compared": Bug(
-        patch(datasets, "rewind_below_commit", nothing), ("tail",), {"reorganizes": False, "batches": True}
+        patch(datasets, "rewind_below_commit", nothing), ("tail",), {"fails": 0.4, "chain_pace": 5.0}
     ),
     "invalidate: consumers are not sent back": Bug(
         query(invalidations.SQL, "rewind_consumers", "WHERE ji.dataset_version = $1",
@@ -293,7 +293,8 @@ BUGS: dict[str, Bug] = {
         ("compact",), {"reorganizes": True},
     ),
     "invalidate: what was made of it is not taken back": Bug(
-        patch(invalidate, "_take_back_downstream", never_cut), FILES, {"reorganizes": True}
+        patch(invalidate, "_take_back_downstream", never_cut), ("compact",),
+        {"reorganizes": True, "chain_pace": 6.0, "turns": 900},
     ),
     "rewake: lost messages are not made up for": Bug(
         query(tasks.SQL, "unwoken_tasks", "t.status = 'Queued'", "false AND t.status = 'Queued'"),

@@ -24,6 +24,9 @@ def dev(
     user_port: PortOption = 8600,
     internal_port: PortOption = 8601,
     no_workers: Annotated[bool, typer.Option("--no-workers", help="Start no workers.")] = False,
+    runtime: Annotated[
+        list[str] | None, typer.Option(help="Register another runtime, as NAME=QUEUE. Repeatable.")
+    ] = None,
 ) -> None:
     """Run the whole stack on this machine, in the foreground, until Ctrl-C.
 
@@ -50,7 +53,7 @@ def dev(
         with suppress(OSError):
             typer.echo("ready")
 
-    options = DevOptions(user_port=user_port, internal_port=internal_port)
+    options = DevOptions(user_port=user_port, internal_port=internal_port, runtimes=tuple(runtime or ()))
     run_dev(place, options, say=_say, on_ready=ready)
 
 

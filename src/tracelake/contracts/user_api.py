@@ -226,7 +226,7 @@ class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DatasetSummary(Struct, frozen=True):
-    """A dataset's current version. ``dataset`` is its published name."""
+    """A dataset's current version. ``dataset`` is its published name, ``partitions`` counts the current ones."""
 
     dataset: str | None
     dataset_uuid: UUID
@@ -241,17 +241,12 @@ class DatasetSummary(Struct, frozen=True):
     cursor: int | None
     finalized: int | None
     created_at: datetime
+    partitions: int
 
 
 class DatasetPage(Struct, frozen=True):
     datasets: list[DatasetSummary]
     next: str | None
-
-
-class DatasetDetail(DatasetSummary, frozen=True, kw_only=True):
-    """``partitions`` counts the current ones."""
-
-    partitions: int
 
 
 class PartitionQuery(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from tracelake.dev.supervisor import Supervisor
 class DevOptions:
     user_port: int = 8600
     internal_port: int = 8601
+    runtimes: tuple[str, ...] = ()
 
 
 def run_dev(
@@ -62,7 +63,10 @@ class _Stack:
         )
         self._data = PostgresPart(home.data_cluster, name="data", databases=(DATA_DATABASE,))
         self._dispatcher = DispatcherPart(
-            home, user_port=options.user_port, internal_port=options.internal_port
+            home,
+            user_port=options.user_port,
+            internal_port=options.internal_port,
+            runtimes=options.runtimes,
         )
 
     def bring_up(self) -> bool:

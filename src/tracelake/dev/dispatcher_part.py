@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from tracelake.dev.child_process import ChildSpec
@@ -17,10 +17,13 @@ from tracelake.dev.home import Home
 
 
 class DispatcherPart:
-    def __init__(self, home: Home, *, user_port: int, internal_port: int) -> None:
+    def __init__(
+        self, home: Home, *, user_port: int, internal_port: int, runtimes: Sequence[str] = ()
+    ) -> None:
         self._home = home
         self._file = home.folder / DISPATCHER_FILE
         self._ports = (user_port, internal_port)
+        self._runtimes = tuple(runtimes)
         self._handle: DispatcherHandle | None = None
 
     @property
@@ -47,6 +50,7 @@ class DispatcherPart:
             *(sys.executable, "-m", "tracelake", "dispatcher"),
             *("--home", str(self._home.folder), "--ready-file", str(self._file)),
             *("--user-port", str(user_port), "--internal-port", str(internal_port)),
+            *(option for runtime in self._runtimes for option in ("--runtime", runtime)),
         ]
 
     def _ready(self, pid: int) -> bool:

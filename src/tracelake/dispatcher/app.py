@@ -214,7 +214,13 @@ def _loops(
         every(settings.outbox_sweep_seconds, "outbox", delivery.sweep),
         every(settings.reap_seconds, "reaper", reaper.reap, on_error=reaper.deaf),
         every(settings.rewake_seconds, "rewake", lambda: rewake_queued(ctx, settings.rewake_after_seconds)),
-        every(settings.reconcile_seconds, "reconcile", lambda: reconcile_partitions(ctx), share=0.05),
+        every(
+            settings.reconcile_seconds,
+            "reconcile",
+            lambda: reconcile_partitions(ctx),
+            nudge=ctx.missing_work,
+            share=0.05,
+        ),
         every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
         every(
             settings.observe_seconds,
@@ -245,6 +251,4 @@ class _Reaper:
         if self._last_pass is None or now - self._last_pass > self._late or self._listening_since is None:
             self._listening_since = now
         self._last_pass = now
-        reaped = await reap_leases(self._ctx, self._listening_since)
-        if reaped:
-            log.warning("leases ran out", attempts=reaped)
+        await reap_leases(self._ctx, self._listening_since)

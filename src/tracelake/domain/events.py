@@ -96,6 +96,8 @@ def partition_range(partition_key: str | None, start: int | None, end: int | Non
             return from_key
         if start is None or end is None:
             raise ValueError("'start' and 'end' go together")
+        if start > end:
+            raise ValueError(f"'start' {start} is above 'end' {end}")
         from_ends = BlockRange(start, end)
     except ValueError as error:
         raise Invalid("InvalidScope", str(error)) from None

@@ -139,16 +139,24 @@ def decide_heartbeat(task: TaskState, fence: Fence) -> HeartbeatVerdict:
 
 
 def check_may_act(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
-    """May this attempt still end the task or say what it produced?
-
-    Also when the reaper gave it up, until a newer one is claimed. Only events may come without the token.
-    """
+    """May this attempt still end the task? Also when the reaper gave it up, until a newer one is claimed."""
     _check_current(task, attempt, lease_token)
     if task.status is TaskStatus.CANCELED:
         raise Conflict("Canceled", "the task was canceled")
     late = task.last_outcome is Outcome.TIMED_OUT and task.status in (TaskStatus.QUEUED, TaskStatus.FAILED)
     if task.status is not TaskStatus.RUNNING and not late:
-        raise Conflict("StaleLease", f"attempt {attempt} has ended already: {task.last_outcome}")
+        raise Conflict(
+            "StaleLease", f"attempt {attempt} has ended already: {task.last_outcome or 'Canceled'}"
+        )
+
+
+def check_may_speak(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
+    """May this attempt still say what it produced? Also one whose job a deploy has replaced and stopped: what it
+    says belongs to its old generation, where it is kept."""
+    if task.status is TaskStatus.CANCELED and task.last_outcome is None and not task.job_active:
+        _check_current(task, attempt, lease_token)
+    else:
+        check_may_act(task, attempt, lease_token)
 
 
 def _check_current(task: TaskState, attempt: int, lease_token: UUID | None) -> None:

@@ -15,7 +15,6 @@ from tracelake.contracts.user_api import (
     DagPage,
     DagQuery,
     DagSummary,
-    DatasetDetail,
     DatasetPage,
     DatasetQuery,
     DatasetSummary,
@@ -128,11 +127,11 @@ async def datasets(tx: Transaction, query: DatasetQuery) -> DatasetPage:
     return DatasetPage(found, str(page[-1]["dataset_uuid"]) if following else None)
 
 
-async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetDetail:
+async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetSummary:
     row = await tx.fetchrow(SQL.dataset_detail, org_id, *_named(name))
     if row is None:
         raise _unknown(name)
-    return _as(DatasetDetail, row)
+    return _as(DatasetSummary, row)
 
 
 async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQuery) -> PartitionPage:

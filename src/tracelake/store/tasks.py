@@ -118,7 +118,7 @@ async def claim_gates(tx: Transaction, tasks: Sequence[TaskRow]) -> dict[UUID, C
     for task in tasks:
         row = by_job[task.job_id]
         first = row["first_cursor_seq"]
-        earlier = task.state.kind is TaskKind.CURSOR and first is not None and first < task.seq
+        earlier = task.state.kind is TaskKind.CURSOR and first is not None and first != task.seq
         gates[task.task_id] = ClaimGate(row["running"], row["max_concurrency"], earlier)
     return gates
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tracelake.contracts.user_api import (
-    DatasetDetail,
     DatasetPage,
     DatasetQuery,
+    DatasetSummary,
     PartitionPage,
     PartitionQuery,
 )
@@ -25,7 +25,7 @@ async def list_datasets(request: ApiRequest) -> Answer:
     return json_answer(await read(request, reads.datasets, request.query_as(DatasetQuery)))
 
 
-@endpoint("GET", "/v1/datasets/{name:str}", Operation(identity=Identity.USER, answers={200: DatasetDetail}))
+@endpoint("GET", "/v1/datasets/{name:str}", Operation(identity=Identity.USER, answers={200: DatasetSummary}))
 async def show_dataset(request: ApiRequest) -> Answer:
     """One dataset in its current version."""
     return json_answer(await read(request, reads.dataset, request.user.org_id, request.path_text("name")))

@@ -45,6 +45,7 @@ async def resume(request: ApiRequest) -> Answer:
 
 
 async def _set_paused(request: ApiRequest, paused: bool) -> Answer:
+    await request.refuse_body()
     dag, job = request.path_text("dag"), request.path_text("job")
     await set_job_paused(request.services.ctx, dag, job, paused, request.user.name)
     return json_answer(JobPaused(dag, job, paused))

@@ -27,6 +27,13 @@ COMPLETION_BODY = 16 * MIB
 
 T = TypeVar("T")
 
+
+class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a call that has none."""
+
+
+_NOTHING = msgspec.json.Decoder(_Nothing)
+
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `\$?\.?(?P<field>[^`]*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"(?:missing required|unknown) field `(?P<name>[^`]*)`")
 
@@ -66,6 +73,12 @@ class ApiRequest(Request[Any, Any, Any]):
                 return b"".join(chunks)
             message = await self.receive()
         raise BadRequest("Disconnected", "the client went away before the end of the body")
+
+    async def refuse_body(self) -> None:
+        """For calls that say everything in their path: a body must be empty, or an empty object."""
+        body = await self.read()
+        if body.strip():
+            decode_body(_NOTHING, body)
 
     async def decode(self, decoder: msgspec.json.Decoder[T], limit: int = DEFAULT_BODY) -> T:
         return decode_body(decoder, await self.read(limit))

@@ -31,6 +31,7 @@ async def show_task(request: ApiRequest) -> Answer:
 async def cancel(request: ApiRequest) -> Answer:
     """Cancel a task at once; a running attempt hears of it by its next heartbeat."""
     task_id = request.path_uuid("task_id")
+    await request.refuse_body()
     await cancel_task(request.services.ctx, task_id, request.user.name)
     return json_answer(TaskChanged(task_id, "Canceled"))
 
@@ -39,6 +40,7 @@ async def cancel(request: ApiRequest) -> Answer:
 async def retry(request: ApiRequest) -> Answer:
     """Queue a task again at once, also when no attempts are left."""
     task_id = request.path_uuid("task_id")
+    await request.refuse_body()
     await retry_task(request.services.ctx, task_id, request.user.name)
     return json_answer(TaskChanged(task_id, "Queued"))
 

@@ -10,12 +10,13 @@ from tracelake.contracts.dispatcher_api import (
     TriggerRequest,
     TriggerResponse,
 )
+from tracelake.dispatcher.steps import commit_outputs
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
 from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict, NotFound
-from tracelake.domain.task import check_may_act
+from tracelake.domain.task import TaskKind, check_may_speak
 from tracelake.store import jobs, tasks
 from tracelake.store.db import Transaction
 
@@ -25,13 +26,21 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
         task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
         if task is None:
             raise NotFound("UnknownTask", f"there is no task {request.task_id}")
-        check_may_act(task.state, request.attempt, request.lease_token)
+        check_may_speak(task.state, request.attempt, request.lease_token)
         card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
         producer = Producer(
             card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
         )
         produced = await resolve_events(tx, producer, card, request.events)
-        gates = await open_gates(tx, produced)
+        gates = await open_gates(
+            tx,
+            produced,
+            own_jobs=[task.job_id] if task.state.kind is TaskKind.CURSOR else [],
+            inputs=commit_outputs.used_versions(task),
+        )
+        # What was made of inputs that are no longer true must not set anything in motion.
+        if await commit_outputs.with_changed_inputs(tx, [task], gates.versions):
+            raise Conflict("InputChanged", f"an input of task {task.task_id} was invalidated meanwhile")
         return await count_events(ctx, tx, produced, gates)
 
     with ctx.metrics.timed("events"):

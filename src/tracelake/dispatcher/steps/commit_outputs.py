@@ -27,8 +27,9 @@ from tracelake.dispatcher.steps.produced_events import (
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
 from tracelake.domain.errors import Conflict, Invalid
-from tracelake.domain.events import PartitionScope
-from tracelake.domain.task import TaskKind
+from tracelake.domain.events import CursorScope, PartitionScope
+from tracelake.domain.operator_catalog import NOOP
+from tracelake.domain.task import TaskKind, check_may_act
 from tracelake.objects.verify import verify_output
 from tracelake.store import datasets, invalidations, tasks
 from tracelake.store.datasets import StoredPartition, Version
@@ -44,7 +45,8 @@ Files = dict[int, list[dict[str, Any]]]
 async def verify_files(ctx: StepContext, request: CompleteRequest) -> Files:
     """Are the files there that the completion speaks of? Says nothing about the fence: that comes later.
 
-    What was found is what gets committed, so that a file added later is never part of the partition.
+    What was found is what gets committed, so that a file added later is never part of the partition. A caller
+    whose attempt is over is not told about its files: the transaction says what it must hear.
     """
     if request.status != "Completed" or request.attempt is None or not any(map(_has_files, request.outputs)):
         return {}
@@ -59,6 +61,10 @@ async def verify_files(ctx: StepContext, request: CompleteRequest) -> Files:
     if known is None:
         return {}
     task, card = known
+    try:
+        check_may_act(task.state, request.attempt, request.lease_token)
+    except Conflict:
+        return {}
     files: Files = {}
     for index, output in enumerate(request.outputs):
         target, scope = resolve_output(card, output)
@@ -97,11 +103,35 @@ async def produced_by_completion(
     ]
     _check_complete(task, card, request.outputs)
     sent = await resolve_events(tx, producer, card, request.events)
+    outputs += _implied(task, card, producer, [*outputs, *sent])
     committed = {(event.dataset_version, event.scope.bounds, event.scope.kind): event for event in outputs}
+    if len(committed) != len(outputs):
+        raise Invalid(
+            "OutputTwice", "an output is listed twice for one scope: report all its files in one entry"
+        )
     merged = [
         committed.pop((event.dataset_version, event.scope.bounds, event.scope.kind), event) for event in sent
     ]
     return [*committed.values(), *merged]
+
+
+def _implied(
+    task: TaskRow, card: JobCard, producer: Producer, said: Sequence[ProducedEvent]
+) -> list[ProducedEvent]:
+    """A no-op has nothing to report but that its scope is done, and needn't say so output by output."""
+    if card.operator != NOOP:
+        return []
+    scope: CursorScope | PartitionScope | None = None
+    if task.scope is not None:
+        scope = PartitionScope(task.scope)
+    elif (upto := max((move[2] for move in consumed(task)), default=-1)) >= 0:
+        scope = CursorScope(upto)
+    named = {event.dataset_version for event in said}
+    return [
+        ProducedEvent(producer, output.dataset_version, output.storage, scope)
+        for output in card.outputs
+        if scope is not None and output.storage is Storage.NONE and output.dataset_version not in named
+    ]
 
 
 def _output_event(
@@ -180,7 +210,7 @@ def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:
     for one, other in pairwise(ordered):
         if one.version.version_no == other.version.version_no and one.range.overlaps(other.range):
             if one.task_id != other.task_id:
-                raise Conflict("PartitionOverlap", "two completions of one call touch the same blocks")
+                raise Invalid("PartitionOverlap", "two completions of one call touch the same blocks")
             colliding.add(one.task_id)
     return colliding
 

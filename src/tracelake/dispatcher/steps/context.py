@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -27,4 +28,6 @@ class StepContext:
     org_id: UUID
     issuer: str = "tracelake"
     audience: str = "tracelake-task"
+    missing_work: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a deploy or a resume may have left something for the reconciler to ask for."""
     metrics: StepMetrics = field(default_factory=lambda: StepMetrics(CollectorRegistry()))

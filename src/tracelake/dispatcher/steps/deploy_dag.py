@@ -12,6 +12,8 @@ import hashlib
 from dataclasses import dataclass
 from uuid import UUID
 
+import structlog
+
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
 from tracelake.domain.dag.installation import Installation
@@ -29,6 +31,8 @@ from tracelake.domain.dag.world import OutputRef, World
 from tracelake.store import dags, outbox, tasks
 from tracelake.store.dags import ActiveDag, DeployedOutput
 from tracelake.store.db import DeployLock, Transaction
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,10 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
             jobs[output.job].append(output)
         return Deployed(spec.name, version, known is None, plan, jobs)
 
-    return await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
+    deployed = await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
+    log.info("deployed", dag=spec.name, version=deployed.dag_version, created=deployed.created, actor=actor)
+    ctx.missing_work.set()
+    return deployed
 
 
 async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec]]:

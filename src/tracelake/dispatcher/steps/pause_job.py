@@ -24,3 +24,5 @@ async def set_job_paused(ctx: StepContext, dag: str, name: str, paused: bool, ac
             await outbox.wake(tx, await create_updates(ctx, tx, [job.job_id]))
 
     await ctx.db.run(work)
+    if not paused:
+        ctx.missing_work.set()

@@ -87,10 +87,17 @@ def parse_event(event: EventIn) -> Event:
     return Event(dataset, CursorScope(event.cursor, event.finalized), event.revision)
 
 
+def _parse_nth(index: int, event: EventIn) -> Event:
+    try:
+        return parse_event(event)
+    except Invalid as error:
+        raise Invalid(error.reason, f"events[{index}]: {error.message}") from None
+
+
 async def resolve_events(
     tx: Transaction, producer: Producer, card: JobCard, events: Sequence[EventIn]
 ) -> list[ProducedEvent]:
-    parsed = [parse_event(event) for event in events]
+    parsed = [_parse_nth(index, event) for index, event in enumerate(events)]
     names = {event.dataset.name for event in parsed if event.dataset.name is not None}
     by_name = await datasets.by_name(tx, producer.org_id, names) if names else {}
     own = {output.dataset_uuid: output for output in card.outputs}

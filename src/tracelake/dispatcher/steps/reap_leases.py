@@ -10,11 +10,16 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+import structlog
+
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.end_attempts import AttemptOver, end_attempts
 from tracelake.domain.task import Outcome, TaskStatus
 from tracelake.store import clock, tasks
 from tracelake.store.db import DeployLock, Transaction
+from tracelake.store.tasks import TaskRow
+
+log = structlog.get_logger(__name__)
 
 BATCH = 200
 
@@ -30,7 +35,7 @@ async def reap_leases(ctx: StepContext, listening_since: datetime) -> int:
     async def find(tx: Transaction) -> list[UUID]:
         return await tasks.expired_leases(tx, listening_since, BATCH)
 
-    async def reap(tx: Transaction) -> int:
+    async def reap(tx: Transaction) -> list[TaskRow]:
         rows = await tasks.lock(tx, expired)
         dead = [
             row
@@ -40,13 +45,21 @@ async def reap_leases(ctx: StepContext, listening_since: datetime) -> int:
             and row.lease_expires_at < row.now
         ]
         if not dead:
-            return 0
+            return []
         await tasks.lock_gates(tx, (row.job_id for row in dead if row.gated))
         message = "the lease ran out: no heartbeat came in time"
         await end_attempts(ctx, tx, [AttemptOver(row, Outcome.TIMED_OUT, message) for row in dead])
-        return len(dead)
+        return dead
 
     expired = await ctx.db.run(find, lock=DeployLock.NONE)
-    reaped = await ctx.db.run(reap) if expired else 0
-    ctx.metrics.lease_expiries.inc(reaped)
-    return reaped
+    reaped = await ctx.db.run(reap) if expired else []
+    ctx.metrics.lease_expiries.inc(len(reaped))
+    for task in reaped:
+        log.warning(
+            "lease ran out",
+            task_id=str(task.task_id),
+            attempt=task.state.attempt,
+            job_id=str(task.job_id),
+            worker=task.state.worker_id,
+        )
+    return len(reaped)

@@ -25,14 +25,16 @@ WHERE t.task_id = $1
 SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: read_gates
--- What a job allows right now; read after its row is locked, in a snapshot of its own.
+-- What a job allows right now; read after its row is locked, in a snapshot of its own. Of its cursor tasks the
+-- one that has begun comes first, also before an older one that somebody canceled unclaimed and tries again.
 SELECT j.job_id, j.max_concurrency,
        (SELECT count(*) FROM task t WHERE t.job_id = j.job_id AND t.status = 'Running') AS running,
-       least((SELECT t.seq FROM task t
-              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued' AND t.attempt = 0),
-             (SELECT t.seq FROM task t
-              WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running')
-                AND t.attempt > 0)) AS first_cursor_seq
+       coalesce((SELECT t.seq FROM task t
+                 WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running')
+                   AND t.attempt > 0),
+                (SELECT t.seq FROM task t
+                 WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued' AND t.attempt = 0))
+           AS first_cursor_seq
 FROM job j WHERE j.job_id = ANY($1::uuid[])
 
 -- name: claim_inputs
@@ -224,13 +226,20 @@ RETURNING t.task_id, j.runtime
 
 -- name: requeue_task
 -- A person's retry: at once, with a full set of attempts.
-UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL
+UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
+       last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN coalesce(last_outcome, 'Canceled')
+                           ELSE last_outcome END
 WHERE task_id = $1
 
 -- name: cancel_tasks
--- Canceled at once; a running attempt hears of it by its next heartbeat.
-UPDATE task SET status = 'Canceled', ended_at = tl_now(), error_message = coalesce($2, error_message)
-WHERE task_id = ANY($1::uuid[])
+-- Canceled at once, in the history too; a running attempt hears of it by its next heartbeat.
+WITH canceled AS (
+    UPDATE task SET status = 'Canceled', ended_at = tl_now(), error_message = coalesce($2, error_message)
+    WHERE task_id = ANY($1::uuid[])
+    RETURNING task_id, attempt
+)
+UPDATE attempt a SET outcome = 'Canceled', ended_at = tl_now(), error_message = $2
+FROM canceled c WHERE a.task_id = c.task_id AND a.attempt = c.attempt AND a.outcome IS NULL
 
 -- name: other_cursor_task
 -- Does another cursor task of the same job do what this one would: one that has begun and lives, a later one that

@@ -70,9 +70,9 @@ def _summarize(outcomes: list[Outcome], seconds: float) -> None:
         f"{len(outcomes)} seeds, {len(outcomes) / seconds:.1f} seeds/s, {acknowledged} acknowledged calls, "
         f"{turns} turns, digest of the last: {outcomes[-1].digest[:16]}"
     )
-    deadlocks = Counter(label for outcome in outcomes for label in outcome.deadlocks)
-    if deadlocks:
-        _say("deadlocks (retried): " + ", ".join(f"{count}x {name}" for name, count in deadlocks.items()))
+    rolled_back = Counter(label for outcome in outcomes for label in outcome.rolled_back)
+    for label, count in rolled_back.most_common():
+        _say(f"rolled back and run again, {count}x: {label}")
     _say(f"failed: {failed}" if failed else "all held")
 
 

@@ -168,7 +168,7 @@ class FenceAudit:
         for cancel in canceled:
             assert cancel.answered is not None
             retried = any(
-                c.request == task_id and c.issued > cancel.issued and c.issued < (call.answered or 0)
+                c.request == task_id and c.finished > cancel.issued and c.issued < (call.answered or 0)
                 for c in self._history.of("retry")
             )
             if cancel.answered < call.issued and not retried:

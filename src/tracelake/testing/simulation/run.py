@@ -40,7 +40,7 @@ class Outcome:
     lines: list[str] = field(default_factory=list)
     acknowledged: int = 0
     answers: set[str] = field(default_factory=set)
-    deadlocks: list[str] = field(default_factory=list)
+    rolled_back: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -79,7 +79,7 @@ class Simulation:
         outcome.digest, outcome.lines = world.scheduler.trace.digest, world.scheduler.trace.lines
         outcome.acknowledged = world.history.acknowledged
         outcome.answers = world.history.words()
-        outcome.deadlocks = world.scheduler.deadlocks
+        outcome.rolled_back = world.scheduler.rolled_back
         outcome.seconds = time.monotonic() - began
         return outcome
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+import asyncpg
+
 from tracelake.testing.simulation import lock_waits
 from tracelake.testing.simulation.lock_waits import LockMonitor, Statement
 from tracelake.testing.simulation.trace import START, Trace, summary
@@ -76,7 +78,7 @@ class Scheduler:
     trace: Trace = field(default_factory=Trace)
     now: datetime = START
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
-    deadlocks: list[str] = field(default_factory=list)
+    rolled_back: list[str] = field(default_factory=list)
     ending: bool = False
     direct: bool = False
     _waiting: list[Turn] = field(default_factory=list)
@@ -226,8 +228,8 @@ class Scheduler:
 
     async def _finish(self, turn: Turn, result: Any, *, releases: bool) -> None:
         self.trace.add(self.now, turn.actor, turn.label, summary(result))
-        if type(result).__name__ == "DeadlockDetectedError":
-            self.deadlocks.append(turn.label)
+        if isinstance(result, asyncpg.PostgresError):
+            self.rolled_back.append(f"{type(result).__name__} in: {turn.label}")
         await self._deliver(turn, result)
         if releases and self._parked:
             await self._release_parked()
