@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+import structlog
 
 from tracelake.embedded_postgres import Cluster
 from tracelake.testing.simulation.report import failure
@@ -28,6 +31,9 @@ def main() -> int:
     seeds = (
         [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     )
+    # What the steps log in passing would bury the report.
+    logging.disable(logging.CRITICAL)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     folder = Path(tempfile.mkdtemp(prefix="tracelake-simulation-"))
     cluster = Cluster(folder, name="simulation", throwaway=True)
     try:
