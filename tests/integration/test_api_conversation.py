@@ -265,3 +265,13 @@ async def test_given_up_deliveries_are_shown_and_replayed(api: Surfaces, ctx: St
     assert none.json() == {"replayed": 0}
     assert (await api.person.post("/v1/outbox/replay")).json() == {"replayed": 1}
     assert (await api.person.get("/v1/outbox/failed")).json() == {"failed": []}
+
+
+async def test_a_waiting_update_shows_what_it_would_read_now(api: Surfaces) -> None:
+    update = CHAIN.replace("name: chain", "name: updates").replace("PerPartition", "PerUpdate")
+    assert (await api.person.post("/v1/dags", content=update)).status_code == 201
+    for cursor in (5, 9):
+        await api.person.post("/v1/sources/updates/src/trigger", json={"cursor": cursor})
+    [waiting] = (await api.person.get("/v1/tasks", params={"dag": "updates"})).json()["tasks"]
+    detail = (await api.person.get(f"/v1/tasks/{waiting['task_id']}")).json()
+    assert (detail["inputs"][0]["after"], detail["inputs"][0]["upto"]) == (-1, 9)

@@ -326,3 +326,22 @@ async def test_every_rebuild_gets_its_wake_up(talk: Conversation) -> None:
     await talk.forget_wakes()
     await talk.emit(speaker, taken_back(await talk.dataset("made"), 5, 7))
     assert await talk.due_wakes() == await talk.queued("made")
+
+
+async def test_events_made_of_inputs_that_were_taken_back_set_nothing_in_motion(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(
+            source(kind="always_on"),
+            reactive("ranges", "src", strategy="PerUpdate"),
+            reactive("work", "ranges"),
+        )
+    )
+    follower = await talk.lease("src")
+    blocks = await talk.dataset("src")
+    await talk.emit(follower, EventIn(blocks, cursor=9))
+    ranges = await talk.lease("ranges")
+    await talk.emit(follower, taken_back(blocks, 5, 9))
+    with pytest.raises(Conflict) as refused:
+        await talk.emit(ranges, EventIn(await talk.dataset("ranges"), start=0, end=9))
+    assert refused.value.reason == "InputChanged"
+    assert await talk.queued("work") == []

@@ -31,7 +31,7 @@ from tracelake.tokens.signing import MAX_LIFETIME_SECONDS, OVERLAP_SECONDS, KeyS
 
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 ISSUER, AUDIENCE = "tracelake-dispatcher", "tracelake-task"
-TASK, ORG = uuid4(), uuid4()
+TASK, ORG = UUID(int=7, version=4), UUID(int=9, version=4)
 
 
 def at(seconds: float) -> datetime:

@@ -144,7 +144,7 @@ class AttemptDetail(Struct, frozen=True):
 
 
 class InputDetail(Struct, frozen=True):
-    """An input as the current attempt reads it; before the first claim, as the job declares it."""
+    """An input as the last attempt read it; of a task that waits, as the next one would read it now."""
 
     input_index: int
     dataset_uuid: UUID
@@ -198,7 +198,9 @@ class EventDetail(Struct, frozen=True):
 class WaitingFor(Struct, frozen=True):
     """Why a queued task doesn't run: ``reason`` for programs, ``message`` for people."""
 
-    reason: Literal["RetryTime", "JobRetired", "JobPaused", "CapFull", "EarlierTask", "Worker"]
+    reason: Literal[
+        "RetryTime", "JobRetired", "JobPaused", "CapFull", "EarlierTask", "LaterTask", "Inputs", "Worker"
+    ]
     message: str
     until: datetime | None = None
     since: datetime | None = None

@@ -35,6 +35,7 @@ from tracelake.contracts.user_api import (
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid, NotFound
 from tracelake.store import outbox
+from tracelake.store import tasks as store_tasks
 from tracelake.store.db import Row, Transaction
 from tracelake.store.waiting import waiting_for
 
@@ -89,12 +90,13 @@ async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
         events = await tx.fetch(SQL.source_events, row["job_id"], MAX_HISTORY)
     else:
         events = await tx.fetch(SQL.task_events, task_id, MAX_HISTORY)
+    reads = await _reads(tx, row)
     return msgspec.convert(
         {
             **row,
-            "waiting_for": waiting_for(dict(row)),
+            "waiting_for": waiting_for(dict(row), [dict(read) for read in reads]),
             "attempts": [_as(AttemptDetail, each) for each in attempts],
-            "inputs": await _inputs(tx, row),
+            "inputs": _inputs(row, reads),
             "outputs": await _outputs(tx, row),
             "events": [_as(EventDetail, each) for each in events],
         },
@@ -102,12 +104,27 @@ async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
     )
 
 
-async def _inputs(tx: Transaction, task: Row) -> list[InputDetail]:
-    if task["inputs"] is not None:
-        return msgspec.convert(task["inputs"], list[InputDetail])
+async def _reads(tx: Transaction, task: Row) -> list[Row]:
+    """The inputs of a task that waits, as a claim would find them now."""
+    if task["status"] != "Queued":
+        return []
+    queued = await store_tasks.read(tx, task["task_id"])
+    return (await store_tasks.claim_inputs(tx, [queued]))[task["task_id"]] if queued else []
+
+
+def _inputs(task: Row, reads: Sequence[Row]) -> list[InputDetail]:
+    """What the last attempt read; of a task that waits, what the next one would."""
+    if task["status"] != "Queued":
+        return msgspec.convert(task["inputs"] or [], list[InputDetail])
     scope = {"start": task["start"], "end": task["end"]}
-    rows = await tx.fetch(SQL.declared_inputs, task["job_id"])
-    return [msgspec.convert({**row, **scope}, InputDetail) for row in rows]
+    found = []
+    for read in reads:
+        names = {"dataset": read["published_name"], "where": read["where_text"]}
+        if task["kind"] == "cursor" and read["consumed"] is not None:
+            position = -1 if read["position"] is None else read["position"]
+            names |= {"after": read["consumed"], "upto": max(read["consumed"], position)}
+        found.append(msgspec.convert({**read, **scope, **names}, InputDetail))
+    return found
 
 
 async def _outputs(tx: Transaction, task: Row) -> list[OutputDetail]:

@@ -84,13 +84,6 @@ FROM task t JOIN job j USING (job_id) WHERE t.task_id = $1
 SELECT attempt, worker_id, epoch, claimed_at, ended_at, outcome, error_message
 FROM attempt WHERE task_id = $1 ORDER BY attempt DESC LIMIT $2
 
--- name: declared_inputs
--- The inputs of a job as it declares them, for tasks that nobody has claimed yet.
-SELECT ji.input_index, ji.dataset_uuid, ji.dataset_version, d.published_name AS dataset, dv.storage, dv.revision,
-       ji.trigger, ji.where_text AS "where"
-FROM job_input ji JOIN dataset d USING (dataset_uuid) JOIN dataset_version dv USING (dataset_version)
-WHERE ji.job_id = $1 ORDER BY ji.input_index
-
 -- name: task_outputs
 -- The outputs of a job.
 SELECT dv.output_index, dv.output_name AS name, dv.dataset_uuid, dv.dataset_version, d.published_name AS dataset,
