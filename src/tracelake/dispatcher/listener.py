@@ -50,7 +50,6 @@ class Listener:
             http="httptools",
             lifespan="off",
             server_header=False,
-            date_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
