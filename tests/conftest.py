@@ -1,1 +1,13 @@
+"""The fixtures of all tests, and a guard: two tests of one name would be run as one by xdist."""
+
+from collections import Counter
+
+import pytest
+
 pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    twice = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
+    if twice:
+        raise pytest.UsageError(f"several tests have one name: {', '.join(twice)}")
