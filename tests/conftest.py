@@ -3,6 +3,11 @@
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine, not about the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state"]
 

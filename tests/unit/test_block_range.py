@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
@@ -61,9 +61,8 @@ def test_chunks_tile_the_range_on_the_grid(span: BlockRange, size: int) -> None:
     assert all(chunk.start % size == 0 for chunk in chunks[1:])
 
 
-@given(ranges(top=2000), ranges(top=2000), st.integers(1, 200))
+@given(ranges(top=400), ranges(top=400), st.integers(1, 100))
 def test_a_whole_chunk_is_the_same_whatever_was_asked(one: BlockRange, other: BlockRange, size: int) -> None:
-    assume(one.overlaps(other))
     whole = {c for c in one.split_on_grid(size) if c.start % size == 0 and c.end % size == size - 1}
     inside = {chunk for chunk in whole if other.covers(chunk)}
     assert inside <= set(other.split_on_grid(size))
