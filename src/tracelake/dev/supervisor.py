@@ -10,13 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import assert_never
 
 from tracelake.dev.part import Part
 
 _LOOK_SECONDS = 0.1
+_SIGNAL_SECONDS = 0.5
 _STEADY_SECONDS = 30.0
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 10.0
@@ -72,7 +74,7 @@ class Supervisor:
             keeper.start()
         missing = {part.name for part in parts}
         while missing:
-            match notice := self._notices.get():
+            match notice := self._next():
                 case _Stop():
                     return False
                 case _Failed(error):
@@ -88,7 +90,7 @@ class Supervisor:
     def watch(self, on_restart: Callable[[], None]) -> None:
         """Until a stop is asked for; ``on_restart`` runs when a part that had died is ready again."""
         while True:
-            match notice := self._notices.get():
+            match notice := self._next():
                 case _Stop():
                     return
                 case _Failed(error):
@@ -100,6 +102,13 @@ class Supervisor:
                     self._report(notice)
                 case _:
                     assert_never(notice)
+
+    def _next(self) -> Notice:
+        """Looks up now and then: Python runs a signal's handler only between two instructions, so a signal that
+        comes just before the wait begins would otherwise be noticed no sooner than the next one."""
+        while True:
+            with suppress(Empty):
+                return self._notices.get(timeout=_SIGNAL_SECONDS)
 
     def stop(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
