@@ -37,7 +37,7 @@ from tracelake.dispatcher.steps.rewake_queued import rewake_queued
 from tracelake.dispatcher.steps.watch_sources import watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
-from tracelake.store import events, outbox, reconcile
+from tracelake.store import outbox, reconcile
 from tracelake.store.db import Connection, Database, Row, open_pool
 from tracelake.store.jobs import JobCards
 from tracelake.testing.conversation import Conversation, dag, reactive, source, taken_back
@@ -58,7 +58,7 @@ HOT = {
     "datasets": "share_versions own_versions advance_cursors announce_scopes overlapping_partitions "
     "supersede_partitions commit_partitions consumers scopes_reached_by_cursor rewind_below_commit "
     "read_consumers advance_consumers",
-    "events": "record_events events_of_task",
+    "events": "record_events",
     "invalidations": "known_invalidation downstream raise_revision record_invalidation rewind_producer "
     "uncommit_partitions rewind_consumers rewind_job consumers_with_outputs materialized_hull "
     "overlapping_invalidations scope_revisions",
@@ -271,7 +271,6 @@ async def upkeep(talk: Conversation) -> None:
     [up] = await talk.query("SELECT job_id FROM job WHERE name = 'up'")
     await db.run(lambda tx: reconcile.missing_scopes(tx, work["job_id"], 0, None, 1000))
     await db.run(lambda tx: reconcile.last_update(tx, up["job_id"]))
-    await db.run(lambda tx: events.of_task(tx, running.task_id, 100))
 
 
 async def functions(pool: asyncpg.Pool, plans: Plans) -> None:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from tracelake.dispatcher.api.apps import internal_app, user_app
-from tracelake.dispatcher.api.edge import HttpMetrics
+from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.coalescing_dispatch import CoalescingDispatch
 from tracelake.dispatcher.listener import Listener
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery

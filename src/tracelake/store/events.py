@@ -8,7 +8,7 @@ from uuid import UUID
 
 from tracelake import sqlfiles
 from tracelake.domain.events import EventState
-from tracelake.store.db import Row, Transaction
+from tracelake.store.db import Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "events.sql")
 
@@ -53,7 +53,3 @@ async def record(tx: Transaction, events: Sequence[EventRow]) -> list[int]:
         for row in rows
     }
     return [ids[event.key] for event in events]
-
-
-async def of_task(tx: Transaction, task_id: UUID, limit: int) -> list[Row]:
-    return await tx.fetch(SQL.events_of_task, task_id, limit)

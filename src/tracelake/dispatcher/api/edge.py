@@ -22,8 +22,6 @@ from tracelake.dispatcher.api.problems import problem, problem_answer, refusal
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.api.services import Services
 
-__all__ = ["HttpMetrics", "Surface"]
-
 
 class Surface:
     """One port's application."""

@@ -109,10 +109,6 @@ SELECT j.name AS job, dv.output_index, dv.dataset_uuid, dv.dataset_version, d.pu
 FROM job j JOIN dataset_version dv USING (job_id) JOIN dataset d USING (dataset_uuid)
 WHERE j.dag_name = $1 AND j.active ORDER BY j.name, dv.output_index
 
--- name: active_jobs_of_dag
--- The active generation of each job.
-SELECT job_id, name, source_kind, runtime FROM job WHERE dag_name = $1 AND active ORDER BY name
-
 -- name: audit
 -- Who did what.
 INSERT INTO audit (org_id, actor, action, subject) VALUES ($1, $2, $3, $4)

@@ -6,10 +6,3 @@ SELECT n.* FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::int[], $5::text[]
 ON CONFLICT (task_id, attempt, dataset_version, kind, range_start, range_end, revision)
 DO UPDATE SET state = CASE WHEN e.state = 'pending' THEN excluded.state ELSE e.state END
 RETURNING event_id, dataset_version, task_id, kind, range_start, range_end
-
--- name: events_of_task
--- What a task has said, newest first.
-SELECT e.event_id, e.kind, e.range_start, e.range_end, e.revision, e.state, e.attempt, e.created_at,
-       e.dataset_version, dv.dataset_uuid, dv.output_index
-FROM event e JOIN dataset_version dv USING (dataset_version)
-WHERE e.task_id = $1 ORDER BY e.event_id DESC LIMIT $2
