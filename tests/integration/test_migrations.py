@@ -112,7 +112,7 @@ async def test_a_migration_that_fails_changes_nothing(
     await migrate(connection)
     known = migrations()
     broken = Migration(len(known) + 1, "broken.sql", "CREATE TABLE half (n int); SELECT no_such_function()")
-    monkeypatch.setattr("tracelake.store.migrate.migrations", lambda: (*known, broken))
+    monkeypatch.setattr("tracelake.migrations.Schema.migrations", lambda schema: (*known, broken))
     with pytest.raises(asyncpg.UndefinedFunctionError):
         await migrate(connection)
     assert await connection.fetchval("SELECT to_regclass('half')") is None

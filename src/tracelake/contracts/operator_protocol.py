@@ -1,0 +1,174 @@
+"""The operator process protocol, version 1: how a worker's wrapper and an operator process talk.
+
+They share one Unix stream socket that nobody else can open. A frame is four bytes of length (big-endian) and
+that many bytes of JSON, at most ``MAX_FRAME``. A frame that is too long, no JSON or no message of this module
+ends the conversation: the attempt has failed, and the process is killed.
+
+    wrapper                                operator process
+       ◀──────────────── Ready ────────────────   imports done, session open
+       ── Run (+ the log's descriptor) ──▶        one attempt at a time
+       ◀──────────────── Started ──────────────   the operator's own code begins
+       ◀──────────────── Progress ─────────────   any number, not answered
+       ◀──────────────── Call ─────────────────
+       ── Reply ────────────────────────▶
+       ── Cancel | Pause | Token ───────▶         at any time
+       ◀──────────────── Finished ─────────────   then Ready again, or the end
+
+The wrapper alone holds the worker token, the queue's and the data database's credentials; the operator asks and
+the wrapper acts, adding the attempt's fence to everything it passes on. So what an operator says after its
+attempt has been superseded changes nothing, however long it goes on. ``Run`` carries the attempt's own
+environment (its capability token, its declared secrets) and nothing else of the worker's.
+
+``Run`` travels with one descriptor (SCM_RIGHTS): where the attempt's standard output and error go.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from tracelake.contracts.dispatcher_api import EventIn, OutputIn, TaskPayload
+
+VERSION = 1
+MAX_FRAME = 16 * 1024 * 1024
+
+Version = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class SparkTarget(Struct, frozen=True, kw_only=True):
+    """Where the attempt's Spark is: a Connect endpoint and the token that opens it."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"SparkTarget({self.url}, …)"
+
+
+class Run(Struct, frozen=True, kw_only=True, tag="run"):
+    """``staging_dsn`` opens the data database for loading staging tables, and for nothing else."""
+
+    version: Version
+    task: TaskPayload
+    environment: dict[str, str]
+    spark: SparkTarget | None = None
+    staging_dsn: str | None = None
+    state: Any = None
+
+    def __repr__(self) -> str:
+        return f"Run({self.task.task_id}, attempt {self.task.attempt}, …)"
+
+
+class Problem(Struct, frozen=True):
+    """Why a call was refused, as the platform's own error tree has it."""
+
+    status: int
+    reason: str
+    message: str
+
+
+class Reply(Struct, frozen=True, kw_only=True, tag="reply"):
+    call_id: int
+    value: Any = None
+    problem: Problem | None = None
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Stop soon: the process is killed a moment later."""
+
+    reason: str
+
+
+class Pause(Struct, frozen=True, tag="pause"):
+    """A source stops producing until it is told otherwise."""
+
+    paused: bool
+
+
+class Token(Struct, frozen=True, tag="token"):
+    """A fresh capability token, before the old one ends."""
+
+    capability_token: str
+
+    def __repr__(self) -> str:
+        return "Token(…)"
+
+
+ToOperator = Run | Reply | Cancel | Pause | Token
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    version: Version
+    operators: list[str]
+
+
+class Started(Struct, frozen=True, tag="started"):
+    pass
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """``fields`` is small and flat: it ends up on the task's row for people to read."""
+
+    fields: dict[str, Any]
+
+
+class EmitEvents(Struct, frozen=True, tag="emit"):
+    """Answered once the Dispatcher has accepted all of them."""
+
+    events: list[EventIn]
+
+
+class PublishRecords(Struct, frozen=True, kw_only=True, tag="publish"):
+    """Records for a buffered dataset."""
+
+    dataset: str
+    schema_hash: str
+    records: list[dict[str, Any]]
+
+
+class SaveState(Struct, frozen=True, tag="save_state"):
+    """What the next attempt of this task finds in ``Run.state``."""
+
+    state: Any
+
+
+class ListFiles(Struct, frozen=True, tag="list_files"):
+    """The committed files of an input within its scope."""
+
+    input_index: int
+
+
+class CommitRows(Struct, frozen=True, kw_only=True, tag="commit_rows"):
+    """Make staged rows of Postgres outputs visible, and say what follows from it, in one transaction.
+
+    ``outputs`` are committed over ``start``–``end``; ``events`` are sent after it and before the answer.
+    """
+
+    outputs: list[int]
+    start: int
+    end: int
+    events: list[EventIn] = []
+
+
+Action = EmitEvents | PublishRecords | SaveState | ListFiles | CommitRows
+
+
+class Call(Struct, frozen=True, tag="call"):
+    call_id: int
+    action: Action
+
+
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+    """How the attempt went. ``reusable`` is false when the process isn't as it was before: children or threads
+    of the operator are still there, or it held secrets."""
+
+    status: Literal["Completed", "Failed", "Canceled"]
+    outputs: list[OutputIn] = []
+    events: list[EventIn] = []
+    error_message: str | None = None
+    retryable: bool = True
+    reusable: bool = True
+
+
+FromOperator = Ready | Started | Progress | Call | Finished

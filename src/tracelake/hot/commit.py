@@ -1,0 +1,160 @@
+"""Commits to the data database: fenced, in one transaction with what must be said about them.
+
+The order is the promise: an attempt writes its fence first, operators then load staging tables, and ``commit``
+makes them the dataset's rows only if no newer attempt has written a fence for those blocks meanwhile. What follows
+(a cursor event, an invalidation) is kept in the same transaction and handed out by ``unsaid`` until ``said``, so
+that a crash between the data and its event loses neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from tracelake import sqlfiles
+from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.secret import Secret
+
+_SQL = sqlfiles.load("tracelake.hot", "sql/commit.sql")
+_STALE = "TL001"
+_UNFIT = "TL002"
+# Sent as text: the database compares revisions as numbers.
+Revisions = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """An attempt as the data database knows it: its epoch, and the revisions of what it read."""
+
+    task_id: UUID
+    epoch: int
+    inputs: Revisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedOutput:
+    """An output's staged rows. ``unique_key`` is set for an output that appends."""
+
+    dataset_version: UUID
+    staging_table: str
+    appends: bool
+    unique_key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    outbox_id: int
+    events: list[EventIn]
+
+
+class HotStore:
+    """Opened with the writer's DSN, which operators never see."""
+
+    def __init__(self, dsn: Secret) -> None:
+        self._dsn = dsn
+        self._pool: asyncpg.Pool[Any] | None = None
+
+    async def begin(self, writer: Writer, version: UUID, span: BlockRange) -> None:
+        """Write the fence. ``Conflict`` when a newer attempt has been here."""
+        async with self._connection() as connection:
+            written = await connection.fetchval(
+                _SQL.begin, version, writer.task_id, writer.epoch, span.start, span.end, _json(writer.inputs)
+            )
+            if not written:
+                raise _stale()
+            for statement in await connection.fetch(
+                _SQL.leftover_staging, writer.task_id.hex, str(writer.epoch)
+            ):
+                await connection.execute(statement[0])
+
+    async def commit(
+        self, writer: Writer, outputs: Sequence[StagedOutput], span: BlockRange, events: Sequence[EventIn]
+    ) -> list[int]:
+        """All outputs and what follows, or nothing; answers how many rows each has got."""
+        async with self._connection() as connection, connection.transaction():
+            rows = {
+                output.dataset_version: await self._commit_one(connection, writer, output, span)
+                for output in sorted(outputs, key=lambda output: output.dataset_version)
+            }
+            if events:
+                await connection.execute(_SQL.say, writer.task_id, _json(list(events)))
+        return [rows[output.dataset_version] for output in outputs]
+
+    async def unsaid(self, task_id: UUID) -> list[Unsaid]:
+        """What this task's commits have to say and the Dispatcher hasn't accepted yet, oldest first."""
+        async with self._connection() as connection:
+            found = await connection.fetch(_SQL.unsaid, task_id)
+        return [
+            Unsaid(row["outbox_id"], msgspec.json.decode(row["events"], type=list[EventIn])) for row in found
+        ]
+
+    async def said(self, outbox_id: int) -> None:
+        async with self._connection() as connection:
+            await connection.execute(_SQL.said, outbox_id)
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _commit_one(
+        self, connection: Any, writer: Writer, output: StagedOutput, span: BlockRange
+    ) -> int:
+        inserted: int = await connection.fetchval(
+            _SQL.commit,
+            output.dataset_version,
+            writer.task_id,
+            writer.epoch,
+            _json(writer.inputs),
+            span.start,
+            span.end,
+            output.staging_table,
+            output.appends,
+            list(output.unique_key),
+        )
+        return inserted
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """Errors of the database in the platform's own terms."""
+        try:
+            if self._pool is None:
+                self._pool = await asyncpg.create_pool(
+                    self._dsn.reveal(),
+                    min_size=0,
+                    max_size=4,
+                    command_timeout=600,
+                    server_settings={"application_name": "tracelake-worker"},
+                )
+            async with self._pool.acquire() as connection:
+                yield connection
+        except asyncpg.PostgresError as error:
+            raise _meaning(error) from error
+        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+            raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from error
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _stale() -> Conflict:
+    return Conflict("StaleEpoch", "a newer attempt has begun on these blocks")
+
+
+def _meaning(error: asyncpg.PostgresError) -> Conflict | Invalid | Unavailable:
+    code = str(error.sqlstate or "")
+    if code == _STALE:
+        return _stale()
+    if code == _UNFIT:
+        return Invalid("RowsUnfit", str(error))
+    if code[:2] in ("22", "23", "42"):
+        return Invalid("RowsRefused", f"the data database refuses the rows: {error}")
+    return Unavailable("DataUnavailable", f"the data database failed: {error}")

@@ -1,0 +1,26 @@
+-- name: begin
+-- The attempt's fence, for one output.
+SELECT tracelake.begin_attempt($1, $2, $3, int8range($4::bigint, $5::bigint, '[]'), $6::jsonb)
+
+-- name: commit
+-- Staged rows become the dataset's, if the fence still holds; answers how many.
+SELECT tracelake.commit_output($1, $2, $3, $4::jsonb, $5::bigint, $6::bigint, $7, $8, $9::text[])
+
+-- name: say
+-- What follows from the commit, in the same transaction.
+INSERT INTO tracelake.outbox (task_id, events) VALUES ($1, $2::jsonb)
+
+-- name: unsaid
+-- What the Dispatcher has not accepted yet, oldest first; an earlier attempt's too.
+SELECT outbox_id, events FROM tracelake.outbox WHERE task_id = $1 ORDER BY outbox_id LIMIT 100
+
+-- name: said
+-- Accepted: forget it.
+DELETE FROM tracelake.outbox WHERE outbox_id = $1
+
+-- name: leftover_staging
+-- Staging tables that earlier attempts of a task left behind, as statements that drop them.
+SELECT format('DROP TABLE IF EXISTS staging.%I', c.relname)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'staging' AND c.relkind = 'r'
+  AND c.relname LIKE 'staging\_' || $1::text || '\_%' AND NOT c.relname LIKE '%\_' || $2::text || '\_%'

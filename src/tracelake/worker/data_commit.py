@@ -1,0 +1,107 @@
+"""The wrapper's part in Postgres outputs: it alone may commit what an operator has staged.
+
+``begin`` is an attempt's first act: it writes the fence for every Postgres output and passes on what an earlier
+attempt of the task had committed and not yet said. ``commit`` makes staged rows visible and returns once the
+Dispatcher has heard what follows from it, so that a producer never runs ahead of its own events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+from tracelake.contracts.dispatcher_api import EventIn, OutputIn, PayloadOutput, TaskPayload
+from tracelake.contracts.operator_protocol import CommitRows
+from tracelake.domain.block_range import MAX_BLOCK, BlockRange
+from tracelake.domain.dag.model import Storage, UpdateStrategy
+from tracelake.domain.errors import Invalid
+from tracelake.hot.commit import HotStore, StagedOutput, Writer
+
+STAGING_SCHEME = "postgres_table:"
+
+Say = Callable[[Sequence[EventIn]], Awaitable[None]]
+"""Sends events under the current attempt's fence; returns once they were accepted."""
+
+
+class DataCommitter:
+    def __init__(self, store: HotStore) -> None:
+        self._store = store
+
+    async def begin(self, task: TaskPayload, say: Say) -> None:
+        outputs = hot_outputs(task)
+        if not outputs:
+            return
+        writer, span = _writer(task), _span(task)
+        for output in outputs:
+            await self._store.begin(writer, output.dataset_version, span)
+        await self._say_all(task.task_id, say)
+
+    async def commit(self, task: TaskPayload, wish: CommitRows, say: Say) -> list[OutputIn]:
+        """What was committed, as a completion reports it."""
+        chosen = [_output(task, index) for index in wish.outputs]
+        if wish.end < wish.start:
+            raise Invalid("InvalidScope", f"blocks {wish.start} to {wish.end} are no range")
+        rows = await self._store.commit(
+            _writer(task),
+            [_staged(task, output) for output in chosen],
+            BlockRange(wish.start, wish.end),
+            wish.events,
+        )
+        await self._say_all(task.task_id, say)
+        return [
+            OutputIn(
+                output_index=output.output_index,
+                dataset_uuid=output.dataset_uuid,
+                dataset_version=output.dataset_version,
+                row_count=count,
+                start=wish.start,
+                end=wish.end,
+            )
+            for output, count in zip(chosen, rows, strict=True)
+        ]
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _say_all(self, task_id: UUID, say: Say) -> None:
+        while unsaid := await self._store.unsaid(task_id):
+            for entry in unsaid:
+                await say(entry.events)
+                await self._store.said(entry.outbox_id)
+
+
+def hot_outputs(task: TaskPayload) -> list[PayloadOutput]:
+    return [output for output in task.outputs if output.storage == Storage.POSTGRES]
+
+
+def _writer(task: TaskPayload) -> Writer:
+    if task.epoch is None:
+        raise Invalid("NoEpoch", "an attempt without an epoch can't write to the data database")
+    revisions = {str(read.dataset_version): read.revision for read in task.inputs}
+    return Writer(task_id=task.task_id, epoch=task.epoch, inputs=revisions)
+
+
+def _span(task: TaskPayload) -> BlockRange:
+    """A partition task writes its own blocks; a source or a cursor task is its dataset's only writer."""
+    scope = next((read for read in task.inputs if isinstance(read.start, int)), None)
+    if scope is None or not (isinstance(scope.start, int) and isinstance(scope.end, int)):
+        return BlockRange(0, MAX_BLOCK)
+    return BlockRange(scope.start, scope.end)
+
+
+def _output(task: TaskPayload, index: int) -> PayloadOutput:
+    found = next((output for output in task.outputs if output.output_index == index), None)
+    if found is None or found.storage != Storage.POSTGRES or found.staging is None:
+        raise Invalid("NotAPostgresOutput", f"output {index} isn't a Postgres output of this task")
+    return found
+
+
+def _staged(task: TaskPayload, output: PayloadOutput) -> StagedOutput:
+    appends = task.update_strategy == UpdateStrategy.APPEND
+    assert output.staging is not None
+    return StagedOutput(
+        dataset_version=output.dataset_version,
+        staging_table=output.staging.removeprefix(STAGING_SCHEME),
+        appends=appends,
+        unique_key=tuple(task.unique_key) if appends else (),
+    )
