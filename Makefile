@@ -62,6 +62,7 @@ clean: ## Remove .venv and the tools' caches
 $(STAMP): | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@scripts/install-system-packages
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

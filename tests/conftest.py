@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state"]
+pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state", "tracelake.testing.spark"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

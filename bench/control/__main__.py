@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from bench.control import growth, start_and_memory, workloads
+from bench.control import growth, runtimes, start_and_memory, workloads
 from bench.control.reference import commits_per_second, others_busy
 from bench.control.stack import Stack, running
 from bench.control.targets import TARGETS
@@ -55,6 +55,22 @@ async def run(only: list[str], quick: bool, folder: Path) -> None:
         sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)
         async for line in growth.measure(folder / "W5", sizes, calls=100 if quick else 300):
             say({"workload": "W5", **line})
+    await _runtimes(only, quick, folder)
+
+
+async def _runtimes(only: list[str], quick: bool, folder: Path) -> None:
+    part = 5 if quick else 1
+    if "R1" in only:
+        async with running(folder / "R1") as stack:
+            async for line in runtimes.start_latency(stack, 30 // part):
+                say({"workload": "R1", **line})
+    if "R2" in only:
+        async with running(folder / "R2") as stack:
+            async for line in runtimes.no_ops(stack, 1000 // part):
+                say({"workload": "R2", **line})
+    if "R3" in only:
+        async with running(folder / "R3") as stack:
+            say({"workload": "R3", **await runtimes.spark_task(stack, 50 // part)})
 
 
 def say(line: dict[str, Any]) -> None:
@@ -64,7 +80,7 @@ def say(line: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.control", description=__doc__)
-    parser.add_argument("--only", default="W1,W2,W3,W4,W5", help="workloads, by comma")
+    parser.add_argument("--only", default="W1,W2,W3,W4,W5,R1,R2,R3", help="workloads, by comma")
     parser.add_argument(
         "--quick", action="store_true", help="a fifth of the work; for trying, not for quoting"
     )

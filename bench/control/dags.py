@@ -18,30 +18,41 @@ EVENTS_PER_CALL = 1000
 
 
 def dag(name: str, source: str, length: int) -> bytes:
-    runtime = "dispatcher" if source == "manual" else SOURCE_RUNTIME
-    jobs: list[dict[str, Any]] = [
-        {
-            "name": "step0",
-            "activation": "source",
-            "runtime": runtime,
-            "operator": "noop",
-            "source": {"kind": source},
-            "outputs": 1,
-        }
-    ]
-    jobs += [
-        {
-            "name": f"step{step}",
-            "activation": "reactive",
-            "runtime": "ecs_python",
-            "operator": "noop",
-            "inputs": [{"from": {"job": f"step{step - 1}", "output": 0}}],
-            "outputs": 1,
-            "execution_strategy": "PerPartition",
-        }
-        for step in range(1, length + 1)
-    ]
+    jobs = [_source(source)]
+    jobs += [_step(step, "ecs_python", operator="noop") for step in range(1, length + 1)]
+    return _encoded(name, jobs)
+
+
+def one_job(name: str, source: str, runtime: str, **job: Any) -> bytes:
+    """A source and one job on ``runtime``; ``job`` says what it runs."""
+    return _encoded(name, [_source(source), _step(1, runtime, **job)])
+
+
+def _encoded(name: str, jobs: list[dict[str, Any]]) -> bytes:
     return orjson.dumps({"name": name, "defaults": {"heartbeat_timeout_seconds": 3600}, "jobs": jobs})
+
+
+def _source(kind: str) -> dict[str, Any]:
+    return {
+        "name": "step0",
+        "activation": "source",
+        "runtime": "dispatcher" if kind == "manual" else SOURCE_RUNTIME,
+        "operator": "noop",
+        "source": {"kind": kind},
+        "outputs": 1,
+    }
+
+
+def _step(step: int, runtime: str, **job: Any) -> dict[str, Any]:
+    return {
+        "name": f"step{step}",
+        "activation": "reactive",
+        "runtime": runtime,
+        "inputs": [{"from": {"job": f"step{step - 1}", "output": 0}}],
+        "outputs": [{"name": "done", "storage": "none"}],
+        "execution_strategy": "PerPartition",
+        **job,
+    }
 
 
 @dataclass(frozen=True)

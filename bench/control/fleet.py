@@ -1,94 +1,137 @@
-"""The driver's side of the worker processes: starts them, hears what they completed, ends them."""
+"""The workers under measurement: ``tracelake worker``, as people run it, and what their logs say.
+
+A worker logs a line when a completion has been answered, with the time. Reading it there costs the measured
+processes nothing, and no worker has to be built for the benchmark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
-import msgspec
 import orjson
 import psutil
 
-from bench.control.stack import Stack
-from bench.control.worker import WorkerSettings
+from bench.control.stack import Stack, without_settings
 
 PATIENCE_SECONDS = 120
+_LOOK_SECONDS = 0.002
+_ENDED = b'"attempt_ended"'
 
 
 @dataclass(frozen=True)
 class Done:
-    """One completed task: its job, the start of its scope, and when its completion was answered."""
+    """One attempt whose completion was answered: its job, and when, in seconds since the epoch."""
 
     job: str
-    start: int
     at: float
 
 
+class _Log:
+    """A worker's log, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def new(self) -> list[Done]:
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return [_done(orjson.loads(line)) for line in lines if _ENDED in line]
+
+
 class Fleet:
-    def __init__(self, processes: list[asyncio.subprocess.Process]) -> None:
+    def __init__(self, processes: list[asyncio.subprocess.Process], logs: list[Path]) -> None:
         self._processes = processes
-        self._done: asyncio.Queue[list[Done]] = asyncio.Queue()
-        self._readers = [asyncio.create_task(self._read(process)) for process in processes]
+        self._logs = [_Log(path) for path in logs]
 
     async def until(self, job: str, count: int) -> list[Done]:
-        """Everything completed up to and including the ``count``-th task of ``job``."""
+        """Everything that ended up to and including the ``count``-th attempt of ``job`` from here on."""
         seen: list[Done] = []
-        remaining = count
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while remaining > 0:
-                batch = await self._done.get()
-                seen += batch
-                remaining -= sum(done.job == job for done in batch)
+            while sum(done.job == job for done in seen) < count:
+                found = [done for log in self._logs for done in log.new()]
+                seen += found
+                if not found:
+                    await asyncio.sleep(_LOOK_SECONDS)
         return seen
 
     def cpu_seconds(self) -> float:
-        times = [psutil.Process(process.pid).cpu_times() for process in self._processes]
-        return float(sum(spent.user + spent.system for spent in times))
+        """Of the wrappers and everything below them."""
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                spent = process.cpu_times()
+                total += spent.user + spent.system
+        return total
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            entry = orjson.loads(line)
-            if "tasks" in entry:
-                self._done.put_nowait([Done(job, start, entry["at"]) for job, start in entry["tasks"]])
+    def memory_mib(self) -> float:
+        """What is proportionally theirs: operator processes share most of their memory."""
+        shares = 0
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                shares += process.memory_full_info().pss
+        return round(shares / 2**20, 1)
+
+    def _family(self) -> list[psutil.Process]:
+        wrappers = [psutil.Process(process.pid) for process in self._processes]
+        return [*wrappers, *(child for wrapper in wrappers for child in wrapper.children(recursive=True))]
 
     async def end(self) -> None:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
         await asyncio.gather(*(process.wait() for process in self._processes))
-        await asyncio.gather(*self._readers)
 
 
 @contextlib.asynccontextmanager
 async def working(
-    stack: Stack, *, processes: int, batch: int, lanes: int, queue: str = "ecs_python"
+    stack: Stack,
+    *,
+    processes: int,
+    runtime: str = "ecs_python",
+    concurrency: int = 2,
+    operators: Path | None = None,
 ) -> AsyncIterator[Fleet]:
-    settings = WorkerSettings(stack.internal_url, stack.worker_token, stack.queue_dsn, queue, batch, lanes)
-    started = [await _start(settings) for _ in range(processes)]
-    fleet = Fleet(started)
+    """Ready workers, until the end of the block."""
+    folder = stack.home.folder
+    logs = [folder / f"worker-{runtime}-{number}.log" for number in range(processes)]
+    options = ["--runtime", runtime, "--concurrency", str(concurrency), "--home", str(folder)]
+    if operators is not None:
+        options += ["--operators", str(operators)]
+    started = await asyncio.gather(*(_start(stack, options, log) for log in logs))
+    fleet = Fleet(list(started), logs)
     try:
         yield fleet
     finally:
         await fleet.end()
 
 
-async def _start(settings: WorkerSettings) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "bench.control.worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=2**24,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(msgspec.json.encode(settings) + b"\n")
-    await process.stdin.drain()
-    if b"ready" not in await process.stdout.readline():
-        raise RuntimeError("a worker did not start")
+async def _start(stack: Stack, options: list[str], log: Path) -> asyncio.subprocess.Process:
+    ready_file = log.with_suffix(".pid")
+    ready_file.unlink(missing_ok=True)
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tracelake", "worker", *options, "--ready-file", str(ready_file)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**without_settings(os.environ), **stack.worker_environment()},
+        )
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not ready_file.exists():
+        if process.returncode is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"a worker did not start, see {log}")
+        await asyncio.sleep(0.01)
     return process
+
+
+def _done(entry: dict[str, str]) -> Done:
+    return Done(entry["job"], datetime.fromisoformat(entry["timestamp"]).timestamp())

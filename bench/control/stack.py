@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ class Stack:
     def _dsn(self, role: str, password: str, database: str) -> str:
         port = ClusterFolder(self.home.state_cluster).remembered_port()
         return f"postgresql://{role}:{quote(password, '')}@127.0.0.1:{port}/{database}"
+
+    def worker_environment(self) -> dict[str, str]:
+        """What a worker is given: no database but the queue's."""
+        return {
+            "TRACELAKE_INTERNAL_URL": self.internal_url,
+            "TRACELAKE_WORKER_TOKEN": self.worker_token,
+            "TRACELAKE_QUEUE_DSN": self.queue_dsn,
+            "TRACELAKE_OBJECT_ROOT": str(self.home.objects),
+        }
 
     async def user(self) -> Connection:
         return await Connection.open(self.user_url, Authorization=f"Bearer {self._user_token}")
@@ -113,7 +122,7 @@ async def running(home: Path) -> AsyncIterator[Stack]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(),
+            env=without_settings(os.environ),
         )
     try:
         while not ready_file.exists():
@@ -134,6 +143,6 @@ def _prepare(home: Path) -> Path:
     return ready_file
 
 
-def _environment() -> dict[str, str]:
-    """Nothing that would point the Dispatcher at somebody else's database."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TRACELAKE_")}
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Nothing that would point a process at somebody else's database."""
+    return {name: value for name, value in environment.items() if not name.startswith("TRACELAKE_")}

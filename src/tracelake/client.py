@@ -11,17 +11,20 @@ user port, is ``Unavailable`` with the reason ``StackUnreachable``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
 import httpx
 import msgspec
 
+from tracelake.contracts.bundles import BundleDetail, BundlePage
 from tracelake.contracts.dispatcher_api import TriggerResponse
 from tracelake.contracts.user_api import (
     DagPage,
@@ -41,6 +44,7 @@ from tracelake.domain import errors
 
 UNREACHABLE = "StackUnreachable"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_PIECE = 256 * 1024
 _TIMEOUT = httpx.Timeout(35.0, connect=5.0)
 _CLASSES: Mapping[int, type[errors.TracelakeError]] = {
     kind.status: kind
@@ -107,6 +111,24 @@ class Client:
 
     def dags(self, *, limit: int = 100, after: str | None = None) -> DagPage:
         return self._get("/v1/dags", DagPage, limit=limit, after=after)
+
+    def push_bundle(self, file: BinaryIO) -> tuple[BundleDetail, bool]:
+        """A function's zip file as it is kept, and whether it was new."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        answer = self._send(
+            "POST",
+            "/v1/bundles",
+            content=iter(partial(file.read, _PIECE), b""),
+            headers={"Content-Type": "application/zip", "Content-Length": str(size)},
+        )
+        return self._decoded(answer, BundleDetail), answer.status_code == 201
+
+    def bundles(self, *, limit: int = 100, after: str | None = None) -> BundlePage:
+        return self._get("/v1/bundles", BundlePage, limit=limit, after=after)
+
+    def bundle(self, reference: str) -> BundleDetail:
+        return self._get(f"/v1/bundles/{quote(reference, '')}", BundleDetail)
 
     def tasks(
         self,

@@ -80,6 +80,40 @@ class TestStore:
         with pytest.raises(TooLarge):
             await store.read(staging.location("a"), 4)
 
+    async def test_an_upload_is_seen_whole_or_not_at_all(
+        self, store: ObjectStore, staging: ObjectPrefix
+    ) -> None:
+        location = staging.location("large")
+        upload = await store.begin_upload()
+        for piece in (b"ab", b"c" * 3_000_000):
+            await upload.write(piece)
+        assert await store.list(store.root) == ()
+        upload.file.seek(1)
+        assert upload.file.read(2) == b"bc"
+        await upload.write(b"d")
+        await upload.keep(location)
+        await upload.discard()
+        pieces = [piece async for piece in store.read_pieces(location)]
+        assert b"".join(pieces) == b"ab" + b"c" * 3_000_000 + b"d"
+        assert len(pieces) > 1
+        dropped = await store.begin_upload()
+        await dropped.write(b"x")
+        await dropped.discard()
+        assert [found.location for found in await store.list(store.root)] == [location]
+
+    async def test_an_upload_under_a_name_that_stands_for_its_content_is_kept_once(
+        self, store: ObjectStore, staging: ObjectPrefix
+    ) -> None:
+        location = staging.location("by-hash")
+        for content in (b"half", b"whole", b"whole"):
+            upload = await store.begin_upload()
+            await upload.write(content)
+            await upload.keep(location)
+            await upload.discard()
+        assert await store.read(location, 10) == b"whole"
+        with pytest.raises(NotFound):
+            _ = [piece async for piece in store.read_pieces(staging.location("nothing"))]
+
     async def test_listing_goes_by_full_name_and_stops_at_its_limit(
         self, store: ObjectStore, staging: ObjectPrefix
     ) -> None:

@@ -8,7 +8,9 @@ behind the routes are reached. The same requests in every run.
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
+import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,6 +71,17 @@ jobs:
 publish:
   cold_rows: {{ from: {{ job: cold, output: 0 }} }}
 """
+schemathesis.serializer.alias("application/zip", "application/octet-stream")
+
+
+def zipped(text: str) -> bytes:
+    into = io.BytesIO()
+    with zipfile.ZipFile(into, "w") as archive:
+        archive.writestr("main.py", text)
+    return into.getvalue()
+
+
+BUNDLES = [zipped("one"), zipped("two"), b"PK", zipped("three")[:-1]]
 FILES = [DAG.format(n=0), DAG.format(n=1), "name: other\njobs: []\n", "name: driven\njobs:\n  - {name: x}\n"]
 
 
@@ -156,6 +169,8 @@ def populate(served: Served) -> None:
         claim = httpx.post(f"{served.internal_url}/internal/task-claim", json=body, headers=worker).json()
         assert claim["status"] == "Claimed"
         served.claims.append(claim)
+    pushed = httpx.post(f"{served.user_url}/v1/bundles", content=BUNDLES[0], headers=person)
+    assert pushed.status_code == 201, pushed.text
     outputs = [output for job in deployed.json()["jobs"] for output in job["outputs"]]
     served.known = {
         "task_id": [task["task_id"] for task in tasks],
@@ -164,19 +179,27 @@ def populate(served: Served) -> None:
         "dataset": ["cold_rows"],
         "name": ["cold_rows", outputs[0]["dataset_uuid"]],
         "dag": ["driven"],
+        "bundle": [pushed.json()["bundle"]],
+        "sha256": [pushed.json()["bundle"].removeprefix("sha256:")],
         "job": ["src", "easy", "cold", "always", "follow"],
+        "input_index": [0],
     }
 
 
 def make_real(case: schemathesis.Case, served: Served, claims: list[dict[str, Any]]) -> bytes | None:
-    """In about half of the well-formed requests, name things that exist. A DAG file is returned as text."""
+    """In about half of the well-formed requests, name things that exist. Files are returned as they are."""
     draw = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())
     if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE or draw % 2:
         return None
     claim = claims[draw // 2 % len(claims)]
     for part in (case.path_parameters, case.query, case.body):
         replace(part, served, claim, draw // 2)
-    return FILES[draw // 2 % len(FILES)].encode() if case.media_type == "application/yaml" else None
+    match case.media_type:
+        case "application/yaml":
+            return FILES[draw // 2 % len(FILES)].encode()
+        case "application/zip":
+            return BUNDLES[draw // 2 % len(BUNDLES)]
+    return None
 
 
 def replace(value: Any, served: Served, claim: dict[str, Any], draw: int) -> None:

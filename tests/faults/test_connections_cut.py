@@ -89,13 +89,16 @@ async def test_every_statement_of_every_call_may_be_the_last_one_of_its_connecti
     assert stairs.made > 20
     assert ledger.repeats["StateUnavailable"] > 20
     await databases.until("SELECT count(*) = 2 AND bool_and(status = 'Completed') FROM task", patience=0.5)
-    await databases.until("SELECT count(*) = 2 FROM attempt", patience=0.5)
+    await databases.until(
+        "SELECT count(*) = 2 AND bool_and((progress->>'rows')::int = 1) FROM attempt", patience=0.5
+    )
+    await databases.until("SELECT count(DISTINCT value->>'job') = 2 FROM operator_state", patience=0.5)
     await databases.until("SELECT count(*) = 3 FROM partition WHERE current", patience=0.5)
     await databases.until("SELECT count(*) = 1 FROM dag_version", patience=0.5)
 
 
 async def converse(caller: Caller, stairs: Staircase) -> None:
-    """Deploy, trigger, and for both jobs claim, heartbeat and complete; every call until it is answered."""
+    """Deploy, trigger; for both jobs claim, heartbeat, save state, complete; every call until it is answered."""
 
     async def say(port: Port, path: str, **body: Any) -> dict[str, Any]:
         stairs.restart()
@@ -112,7 +115,8 @@ async def converse(caller: Caller, stairs: Staircase) -> None:
         claimed = await say("internal", "/internal/task-claim", json=claim)
         assert (claimed["status"], claimed["attempt"]) == ("Claimed", 1), claimed
         fence = {name: claimed[name] for name in ("task_id", "attempt", "lease_token")}
-        await say("internal", "/internal/heartbeat", json=fence)
+        await say("internal", "/internal/heartbeat", json={**fence, "progress": {"rows": 1}})
+        await say("internal", "/internal/task-state", json={**fence, "state": {"job": job}})
         output = {"output_index": 0, "start": 0, "end": 9, "row_count": 0}
         completion = {**fence, "status": "Completed", "outputs": [output]}
         await say("internal", "/internal/task-complete", json=completion)

@@ -39,6 +39,10 @@ WORKER_CALLS = [
     ("POST", "/internal/task-complete"),
     ("POST", "/internal/task-complete-batch"),
     ("POST", "/internal/events"),
+    ("GET", "/internal/bundle"),
+    ("POST", "/internal/invoker"),
+    ("POST", "/internal/task-state"),
+    ("GET", "/internal/task-inputs"),
 ]
 TASK_CALLS = [("POST", "/v1/task/heartbeat"), ("POST", "/v1/task/complete"), ("POST", "/v1/task/events")]
 USER_CALLS = [
@@ -53,6 +57,9 @@ USER_CALLS = [
     ("GET", "/v1/datasets/x"),
     ("GET", "/v1/datasets/x/partitions"),
     ("POST", "/v1/sources/d/j/trigger"),
+    ("POST", "/v1/bundles"),
+    ("GET", "/v1/bundles"),
+    ("GET", "/v1/bundles/x"),
     ("POST", "/v1/jobs/d/j/pause"),
     ("POST", "/v1/jobs/d/j/resume"),
     ("GET", "/v1/outbox/failed"),

@@ -25,22 +25,31 @@ import pytest_asyncio
 from psycopg.types.json import Jsonb
 
 from tracelake import sqlfiles
-from tracelake.contracts.dispatcher_api import EventIn, OutputIn
+from tracelake.contracts.dispatcher_api import (
+    EventIn,
+    HeartbeatRequest,
+    OutputIn,
+    TaskInputsQuery,
+    TaskStateRequest,
+)
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.steps.cancel_task import cancel_task
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.fetch_task import fetch_task
+from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.dispatcher.steps.list_inputs import list_inputs
 from tracelake.dispatcher.steps.pause_job import set_job_paused
 from tracelake.dispatcher.steps.reap_leases import reap_leases
 from tracelake.dispatcher.steps.retry_task import retry_task
 from tracelake.dispatcher.steps.rewake_queued import rewake_queued
+from tracelake.dispatcher.steps.save_state import save_state
 from tracelake.dispatcher.steps.watch_sources import watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
 from tracelake.store import outbox, reconcile
 from tracelake.store.db import Connection, Database, Row, open_pool
 from tracelake.store.jobs import JobCards
-from tracelake.testing.conversation import Conversation, dag, reactive, source, taken_back
+from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source, taken_back
 from tracelake.testing.shared_postgres import SharedPostgres
 from tracelake.testing.state import ORG, build_state_template
 from tracelake.tokens.signing import PemKeyring
@@ -52,16 +61,17 @@ MOST_ROWS = 1200
 
 HOT = {
     "tasks": "lock_tasks read_task lock_gates read_gates claim_inputs start_attempts extend_leases "
-    "claimed_at end_attempts ended_attempts park_tasks wake_parked create_partition_tasks "
+    "report_progress claimed_at end_attempts ended_attempts park_tasks wake_parked create_partition_tasks "
     "create_cursor_tasks requeue_task expired_leases unwoken_tasks cancel_tasks other_cursor_task "
     "live_tasks_of_jobs wake_queued_of_jobs",
     "datasets": "share_versions own_versions advance_cursors announce_scopes overlapping_partitions "
     "supersede_partitions commit_partitions consumers scopes_reached_by_cursor rewind_below_commit "
-    "read_consumers advance_consumers",
+    "read_consumers advance_consumers committed_files is_current",
     "events": "record_events",
     "invalidations": "known_invalidation downstream raise_revision record_invalidation rewind_producer "
     "uncommit_partitions rewind_consumers rewind_job consumers_with_outputs materialized_hull "
     "overlapping_invalidations scope_revisions",
+    "operator_state": "save forget saved",
     "outbox": "add take_due delivered failed lag",
     "reconcile": "missing_scopes last_update idle_sources",
 }
@@ -224,6 +234,7 @@ async def a_day(talk: Conversation) -> None:
     """One of everything that happens all day, far from what is finished."""
     head, chain = await talk.lease("head"), await talk.dataset("head")
     await talk.beat(head)
+    await tells_and_resumes(talk, head)
     for n in range(3):
         await talk.trigger(FAR + n * 10, FAR + n * 10 + 9)
     await talk.emit(head, EventIn(chain, cursor=FAR + 100, finalized=FAR, revision=0))
@@ -232,6 +243,7 @@ async def a_day(talk: Conversation) -> None:
     await talk.claim(first, key="k")
     await talk.complete_scope(lease)
     await talk.complete_scope(lease)
+    await lists_its_input(talk)
     one, two, _ = await talk.queued("capped")
     held = await talk.lease(one)
     await talk.claim(two)
@@ -250,6 +262,25 @@ async def a_day(talk: Conversation) -> None:
     await fetch_task(talk.ctx, second)
     await set_job_paused(talk.ctx, "chain", "work", True)
     await set_job_paused(talk.ctx, "chain", "work", False)
+
+
+async def tells_and_resumes(talk: Conversation, lease: Lease) -> None:
+    """What an attempt says between its claim and its end."""
+    fence = (lease.task_id, lease.attempt, lease.token)
+    await heartbeat(talk.ctx, HeartbeatRequest(*fence, {"rows": 1}))
+    for state in (None, {"cursor": 1}):
+        await save_state(talk.ctx, TaskStateRequest(*fence, state))
+
+
+async def lists_its_input(talk: Conversation) -> None:
+    """The first page, and one that goes on."""
+    [row] = await talk.query("SELECT partition_id FROM partition WHERE stored AND range_start = $1", FAR)
+    lease = await talk.lease("next")
+    for query in (
+        TaskInputsQuery(lease.task_id, lease.attempt, 0),
+        TaskInputsQuery(lease.task_id, lease.attempt, 0, f"{row['partition_id']}-1"),
+    ):
+        await list_inputs(talk.ctx, query)
 
 
 async def upkeep(talk: Conversation) -> None:

@@ -43,6 +43,24 @@ def test_migrations_are_numbered_without_a_gap() -> None:
     assert [migration.version for migration in migrations()] == list(range(1, len(migrations()) + 1))
 
 
+async def test_what_was_there_before_a_migration_is_there_after_it(
+    connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts that a Dispatcher of the first schema had running go on under the next one."""
+    known = migrations()
+    for applied in range(1, len(known) + 1):
+        with monkeypatch.context() as older:
+            older.setattr("tracelake.migrations.Schema.migrations", lambda _, n=applied: known[:n])
+            await migrate(connection)
+        if applied == 1:
+            await connection.execute(
+                "INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at) "
+                "VALUES (gen_random_uuid(), 1, 'w', gen_random_uuid(), 1, tl_now())"
+            )
+    assert [m.name for m in known] == [name for _, name, _ in await ledger(connection)]
+    assert await connection.fetchval("SELECT count(*) FROM attempt WHERE progress IS NULL") == 1
+
+
 async def test_two_processes_at_once_apply_each_migration_once(
     empty_dsn: str, connection: asyncpg.Connection
 ) -> None:
@@ -94,10 +112,12 @@ async def test_a_migration_edited_after_it_was_applied_is_noticed(connection: as
 
 async def test_a_refusal_leaves_no_lock_behind(empty_dsn: str, connection: asyncpg.Connection) -> None:
     await migrate(connection)
-    await connection.execute("UPDATE schema_migration SET sha256 = 'another'")
+    await connection.execute("UPDATE schema_migration SET sha256 = 'another' WHERE version = 1")
     with pytest.raises(Conflict):
         await migrate(connection)
-    await connection.execute("UPDATE schema_migration SET sha256 = $1", migrations()[0].sha256)
+    await connection.execute(
+        "UPDATE schema_migration SET sha256 = $1 WHERE version = 1", migrations()[0].sha256
+    )
     other = await asyncpg.connect(empty_dsn)
     try:
         async with asyncio.timeout(10):

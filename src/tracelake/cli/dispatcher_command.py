@@ -59,6 +59,12 @@ def dispatcher(
     user_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8600,
     internal_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8601,
     runtime: RuntimeOption = None,
+    invoker_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TRACELAKE_INVOKER_URL", help="An invoker of functions that doesn't register itself."
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(
@@ -92,6 +98,7 @@ def dispatcher(
             user_port=user_port,
             internal_port=internal_port,
             runtimes=_runtimes(runtime or []),
+            invoker_url=invoker_url or None,
         )
         _serve(place, tuned(settings, os.environ), ready_file or place.folder / DISPATCHER_FILE)
 

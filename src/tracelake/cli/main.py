@@ -13,6 +13,7 @@ import typer
 
 from tracelake import __version__
 from tracelake.cli import failures
+from tracelake.cli.bundle_commands import bundle_app
 from tracelake.cli.dag_commands import deploy, plan, schema
 from tracelake.cli.dataset_commands import datasets_app
 from tracelake.cli.dev_command import dev
@@ -24,6 +25,7 @@ from tracelake.cli.logs_command import logs
 from tracelake.cli.outbox_commands import outbox_app
 from tracelake.cli.status_command import status
 from tracelake.cli.task_commands import cancel, retry, task_app, tasks
+from tracelake.cli.worker_command import worker
 
 DEBUG = "--debug"
 
@@ -34,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for title, commands in (
-    ("Run", (dev, dispatcher, doctor, logs)),
+    ("Run", (dev, dispatcher, worker, doctor, logs)),
     ("Work with DAGs", (deploy, plan, trigger, pause, resume, schema)),
     ("Look and act", (status, tasks, cancel, retry)),
 ):
@@ -43,6 +45,7 @@ for title, commands in (
 for name, group in (("task", task_app), ("datasets", datasets_app), ("outbox", outbox_app)):
     app.add_typer(group, name=name, rich_help_panel="Look and act")
 app.add_typer(keys_app, name="keys", rich_help_panel="Run")
+app.add_typer(bundle_app, name="bundle", rich_help_panel="Work with DAGs")
 
 
 @app.callback(invoke_without_command=True)

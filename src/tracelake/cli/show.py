@@ -7,7 +7,7 @@ over the terminal of whoever reads it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -67,6 +67,13 @@ def cell(value: object) -> str:
             return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         case _:
             return "".join(letter if letter.isprintable() else " " for letter in str(value))
+
+
+def pairs(fields: Mapping[str, object] | None) -> str | None:
+    """Names and values in one line."""
+    if not fields:
+        return None
+    return "  ".join(f"{name}={cell(value)}" for name, value in fields.items())
 
 
 def scope(start: int | None, end: int | None) -> str | None:

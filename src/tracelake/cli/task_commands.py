@@ -8,15 +8,20 @@ from uuid import UUID
 
 import typer
 
-from tracelake.cli.show import print_fields, print_heading, print_json, print_table, scope
+from tracelake.cli.show import pairs, print_fields, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 
 if TYPE_CHECKING:
-    from tracelake.contracts.user_api import TaskDetail
+    from collections.abc import Sequence
+
+    from tracelake.contracts.user_api import TaskDetail, TaskSummary
 
 task_app = typer.Typer(help="Look at one task.", no_args_is_help=True)
 
 TaskArgument = Annotated[UUID, typer.Argument(help="The task's id.", metavar="TASK")]
+
+
+_MOST_STATE = 500
 
 
 class Status(StrEnum):
@@ -58,8 +63,18 @@ def tasks(
     if not page.tasks:
         typer.echo("no tasks")
         return
+    _print_list(page.tasks)
+    if page.next is not None:
+        typer.echo(f"more: --after {page.next}", err=True)
+
+
+def _print_list(tasks: Sequence[TaskSummary]) -> None:
+    """With how far the running ones are, when any of them says so."""
+    progress = [pairs(each.progress) if each.status == "Running" else None for each in tasks]
+    told = any(progress)
+    heading = ("PROGRESS",) if told else ()
     print_table(
-        ("TASK", "JOB", "SCOPE", "STATUS", "ATTEMPT", "CREATED", "WORKER", "ERROR"),
+        ("TASK", "JOB", "SCOPE", "STATUS", "ATTEMPT", *heading, "CREATED", "WORKER", "ERROR"),
         [
             (
                 each.task_id,
@@ -67,15 +82,14 @@ def tasks(
                 scope(each.start, each.end),
                 each.status,
                 each.attempt,
+                *((how_far,) if told else ()),
                 each.created_at,
                 each.worker_id,
                 each.error_message,
             )
-            for each in page.tasks
+            for each, how_far in zip(tasks, progress, strict=True)
         ],
     )
-    if page.next is not None:
-        typer.echo(f"more: --after {page.next}", err=True)
 
 
 @task_app.command("show")
@@ -115,15 +129,27 @@ def _print_detail(task: TaskDetail) -> None:
             ("waits until", waiting.until if waiting else None),
             ("attempt", task.attempt),
             ("failures", task.failures or None),
+            ("progress", pairs(task.progress)),
             ("worker", task.worker_id),
             ("created", task.created_at),
             ("lease until", task.lease_expires_at),
             ("ended", task.ended_at),
             ("error", task.error_message),
+            ("saved state", _shortened(task.state)),
         )
     )
     _print_history(task)
     _print_data(task)
+
+
+def _shortened(state: object) -> str | None:
+    """The beginning of a saved state; ``--json`` has it whole."""
+    import msgspec
+
+    if state is None:
+        return None
+    text = msgspec.json.encode(state).decode()
+    return text if len(text) <= _MOST_STATE else f"{text[:_MOST_STATE]}… ({len(text):,} bytes)"
 
 
 def _print_history(task: TaskDetail) -> None:

@@ -24,6 +24,13 @@ Text = Annotated[str, Meta(max_length=64 * 1024)]
 
 MAX_EVENTS = 1000
 MAX_BATCH = 200
+MAX_INPUT_FILES = 1000
+MAX_PROGRESS_BYTES = 4 * 1024
+MAX_STATE_BYTES = 64 * 1024
+"""Both sizes are of compact JSON, as the Dispatcher itself would encode it."""
+
+ProgressValue = str | int | float | bool | None
+Progress = dict[Annotated[str, Meta(min_length=1, max_length=200)], ProgressValue]
 
 
 class InvalidateRange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +123,11 @@ class PayloadOutput(Struct, frozen=True):
 
 
 class TaskPayload(Struct, frozen=True):
-    """What a claim returns and what a function is invoked with."""
+    """What a claim returns and what a function is invoked with.
+
+    ``state`` is what an earlier attempt of the same task saved, null if none did or if an input was taken back
+    since. ``idle_timeout_seconds`` is the job's own, null when the worker's holds.
+    """
 
     task_id: UUID
     attempt: int
@@ -133,6 +144,8 @@ class TaskPayload(Struct, frozen=True):
     unique_key: list[str]
     secrets: list[str]
     udf: Any = None
+    state: Any = None
+    idle_timeout_seconds: int | None = None
 
 
 NotClaimedReason = Literal["AlreadyRunning", "Completed", "Canceled", "NotFound", "Failed", "NotReady"]
@@ -162,10 +175,14 @@ class FetchResponse(Struct, frozen=True):
     task: TaskPayload
 
 
-class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True):
+class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``progress`` takes the place of what the attempt reported before; without it, that stays. Flat, and at most
+    ``MAX_PROGRESS_BYTES``."""
+
     task_id: UUID
     attempt: Attempt
     lease_token: UUID
+    progress: Progress | None = None
 
 
 class HeartbeatResponse(Struct, frozen=True):
@@ -173,6 +190,51 @@ class HeartbeatResponse(Struct, frozen=True):
     cancel: bool
     pause: bool
     capability_token: str | None = None
+
+
+class TaskStateRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """``state`` is any JSON of at most ``MAX_STATE_BYTES``; null forgets what was saved."""
+
+    task_id: UUID
+    attempt: Attempt
+    lease_token: UUID
+    state: Any
+
+
+class TaskStateResponse(Struct, frozen=True):
+    task_id: UUID
+    attempt: int
+
+
+class TaskInputsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """``after`` is a page's ``next``."""
+
+    task_id: UUID
+    attempt: Attempt
+    input_index: Annotated[int, Meta(ge=0, le=1000)]
+    after: Annotated[str, Meta(pattern=r"\A[0-9]{1,18}-[0-9]{1,9}\Z")] | UnsetType = UNSET
+
+
+class InputFile(Struct, frozen=True):
+    """A committed file. ``start`` and ``end`` are its partition's and may reach beyond what the attempt reads:
+    the reader filters. ``rows``, ``min_block`` and ``max_block`` are null where its writer didn't tell."""
+
+    location: str
+    rows: int | None
+    bytes: int
+    start: int
+    end: int
+    min_block: int | None = None
+    max_block: int | None = None
+
+
+class TaskInputsResponse(Struct, frozen=True):
+    """One page of an input's committed files, by block. Only Parquet has files: for another ``storage`` there are
+    none, and that says nothing about its rows."""
+
+    storage: str
+    files: list[InputFile]
+    next: str | None = None
 
 
 class OutputIn(Struct, frozen=True, forbid_unknown_fields=True):

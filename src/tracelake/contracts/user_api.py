@@ -107,7 +107,8 @@ class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskSummary(Struct, frozen=True):
-    """``start`` and ``end`` are the scope of a task that has one."""
+    """``start`` and ``end`` are the scope of a task that has one. ``progress`` is what its last attempt told of
+    itself, also when that has ended."""
 
     task_id: UUID
     dag_name: str
@@ -126,6 +127,7 @@ class TaskSummary(Struct, frozen=True):
     lease_expires_at: datetime | None
     ended_at: datetime | None
     error_message: str | None
+    progress: dict[str, Any] | None = None
 
 
 class TaskPage(Struct, frozen=True):
@@ -141,6 +143,7 @@ class AttemptDetail(Struct, frozen=True):
     ended_at: datetime | None
     outcome: str | None
     error_message: str | None
+    progress: dict[str, Any] | None = None
 
 
 class InputDetail(Struct, frozen=True):
@@ -199,7 +202,15 @@ class WaitingFor(Struct, frozen=True):
     """Why a queued task doesn't run: ``reason`` for programs, ``message`` for people."""
 
     reason: Literal[
-        "RetryTime", "JobRetired", "JobPaused", "CapFull", "EarlierTask", "LaterTask", "Inputs", "Worker"
+        "RetryTime",
+        "JobRetired",
+        "JobPaused",
+        "CapFull",
+        "EarlierTask",
+        "LaterTask",
+        "Inputs",
+        "Delivery",
+        "Worker",
     ]
     message: str
     until: datetime | None = None
@@ -207,7 +218,8 @@ class WaitingFor(Struct, frozen=True):
 
 
 class TaskDetail(TaskSummary, frozen=True, kw_only=True):
-    """Attempts, events and partitions newest first, at most 100 of each."""
+    """Attempts, events and partitions newest first, at most 100 of each. ``state`` is what an attempt saved for
+    the next one."""
 
     waiting_for: WaitingFor | None
     attempts: list[AttemptDetail]
@@ -215,6 +227,7 @@ class TaskDetail(TaskSummary, frozen=True, kw_only=True):
     outputs: list[OutputDetail]
     events: list[EventDetail]
     cause: Any = None
+    state: Any = None
 
 
 class TaskChanged(Struct, frozen=True):
@@ -257,8 +270,11 @@ class PartitionQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PartitionSummary(CommittedPartition, frozen=True, kw_only=True):
+    """``files`` are exactly what was committed: whoever reads data reads these, and never lists a folder."""
+
     task_id: UUID | None
     attempt: int | None
+    files: list[str]
 
 
 class PartitionPage(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from tracelake.dev.handle import DEV_FILE, DISPATCHER_FILE, DevHandle, remove_ha
 from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, QUEUE_ROLE, STATE_DATABASE, Home
 from tracelake.dev.postgres_part import PostgresPart
 from tracelake.dev.supervisor import Supervisor
+from tracelake.dev.worker_part import worker_spec
+from tracelake.hot.install import STAGING_ROLE, WRITER_ROLE, install
+from tracelake.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,8 @@ class DevOptions:
     user_port: int = 8600
     internal_port: int = 8601
     runtimes: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 def run_dev(
@@ -57,6 +63,7 @@ class _Stack:
 
     def __init__(self, home: Home, options: DevOptions, supervisor: Supervisor) -> None:
         self._home = home
+        self._options = options
         self._supervisor = supervisor
         self._state = PostgresPart(
             home.state_cluster, name="state", databases=(STATE_DATABASE, QUEUE_DATABASE)
@@ -72,7 +79,41 @@ class _Stack:
     def bring_up(self) -> bool:
         """Stage by stage, each needing the ones before; False when a stop was asked for meanwhile."""
         up = self._supervisor.bring_up
-        return up(self._state, self._data) and up(ChildProcess(self._dispatcher_spec()))
+        if not up(self._state, self._data):
+            return False
+        self._prepare_data()
+        return up(ChildProcess(self._dispatcher_spec())) and up(*self._workers())
+
+    def _prepare_data(self) -> None:
+        passwords = self._home.data_secrets()
+        work = install(
+            self._data.dsn(DATA_DATABASE),
+            staging_password=Secret(passwords.staging_password),
+            writer_password=Secret(passwords.writer_password),
+        )
+        asyncio.run(work)
+
+    def _workers(self) -> list[ChildProcess]:
+        options = self._options
+        return [
+            ChildProcess(
+                worker_spec(
+                    self._home, runtime, environment=self._worker_environment, operators=options.operators
+                )
+            )
+            for runtime in options.workers
+        ]
+
+    def _worker_environment(self) -> dict[str, str]:
+        handle = self.handle()
+        return {
+            "TRACELAKE_INTERNAL_URL": handle.internal_url,
+            "TRACELAKE_WORKER_TOKEN": handle.worker_token,
+            "TRACELAKE_QUEUE_DSN": handle.queue_dsn,
+            "TRACELAKE_DATA_DSN": handle.data_write_dsn,
+            "TRACELAKE_STAGING_DSN": handle.staging_dsn,
+            "TRACELAKE_OBJECT_ROOT": handle.object_root,
+        }
 
     def _dispatcher_spec(self) -> ChildSpec:
         return self._dispatcher.spec(
@@ -81,7 +122,7 @@ class _Stack:
 
     def handle(self) -> DevHandle:
         dispatcher = self._dispatcher.handle
-        password = quote(self._home.secrets().queue_password, "")
+        data = self._home.data_secrets()
         return DevHandle(
             user_url=dispatcher.user_url,
             internal_url=dispatcher.internal_url,
@@ -90,7 +131,9 @@ class _Stack:
             user_token=dispatcher.user_token,
             state_dsn=self._state.dsn(STATE_DATABASE),
             data_dsn=self._data.dsn(DATA_DATABASE),
-            queue_dsn=f"postgresql://{QUEUE_ROLE}:{password}@127.0.0.1:{self._state.port}/{QUEUE_DATABASE}",
+            queue_dsn=_dsn(QUEUE_ROLE, self._home.secrets().queue_password, self._state.port, QUEUE_DATABASE),
+            data_write_dsn=_dsn(WRITER_ROLE, data.writer_password, self._data.port, DATA_DATABASE),
+            staging_dsn=_dsn(STAGING_ROLE, data.staging_password, self._data.port, DATA_DATABASE),
             object_root=str(self._home.objects),
             pids={"supervisor": getpid(), **self._supervisor.pids()},
         )
@@ -102,3 +145,7 @@ class _Stack:
         """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
         for name in (DEV_FILE, DISPATCHER_FILE):
             remove_handle(self._home.folder / name)
+
+
+def _dsn(role: str, password: str, port: int, database: str) -> str:
+    return f"postgresql://{role}:{quote(password, '')}@127.0.0.1:{port}/{database}?sslmode=disable"

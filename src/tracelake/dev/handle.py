@@ -32,8 +32,8 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn`` is the workers': its
-    role can use the queue and do nothing else."""
+    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn``, ``data_write_dsn`` and
+    ``staging_dsn`` are the workers': each with a role that can do that and nothing else."""
 
     user_url: str
     internal_url: str
@@ -43,6 +43,8 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     state_dsn: str
     data_dsn: str
     queue_dsn: str
+    data_write_dsn: str
+    staging_dsn: str
     object_root: str
     pids: dict[str, int]
 

@@ -4,9 +4,11 @@ home/
   postgres/state, postgres/data   embedded clusters
   keys/                           signing keys of task tokens
   secrets.json                    the first user's token and the queue's password, 0600
+  data_secrets.json               the passwords of the data database's roles, 0600
   worker_tokens                   one token per line, read again when it changes
   objects/                        Parquet and artifacts
-  logs/                           one file per process
+  logs/                           one file per process; tasks/ has one per attempt
+  work/                           what workers need while they run
   lock                            held by the stack that runs here
   dev.json, dispatcher.json       how to reach what runs here, while it does
 """
@@ -16,9 +18,10 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -40,6 +43,17 @@ class HomeSecrets(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return "HomeSecrets(…)"
+
+
+class DataSecrets(msgspec.Struct, frozen=True):
+    staging_password: str
+    writer_password: str
+
+    def __repr__(self) -> str:
+        return "DataSecrets(…)"
+
+
+Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets)
 
 
 class Home:
@@ -77,6 +91,10 @@ class Home:
         return self.folder / "logs"
 
     @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @property
     def worker_tokens(self) -> Path:
         path = self.folder / "worker_tokens"
         create_token_file(path)
@@ -100,11 +118,18 @@ class Home:
 
     def secrets(self) -> HomeSecrets:
         """Made at first start, the same ever after."""
-        path = self.folder / "secrets.json"
+        return self._kept("secrets.json", lambda: HomeSecrets(new_token()[0], secrets.token_urlsafe(24)))
+
+    def data_secrets(self) -> DataSecrets:
+        made = secrets.token_urlsafe
+        return self._kept("data_secrets.json", lambda: DataSecrets(made(24), made(24)))
+
+    def _kept(self, name: str, make: Callable[[], Secrets]) -> Secrets:
+        path = self.folder / name
+        made = make()
         if not path.exists():
-            made = HomeSecrets(new_token()[0], secrets.token_urlsafe(24))
             create_private(path, msgspec.json.encode(made))
         try:
-            return msgspec.json.decode(read_private(path), type=HomeSecrets)
+            return msgspec.json.decode(read_private(path), type=type(made))
         except msgspec.DecodeError as error:
             raise Invalid("HomeDamaged", f"{path} can't be read: {error}") from None

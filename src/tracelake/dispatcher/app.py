@@ -21,9 +21,13 @@ from prometheus_client.process_collector import ProcessCollector
 from tracelake.dispatcher.api.apps import internal_app, user_app
 from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.coalescing_dispatch import CoalescingDispatch
+from tracelake.dispatcher.invoker_client import InvokerClient
 from tracelake.dispatcher.listener import Listener
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.loops.every import every
+from tracelake.dispatcher.loops.hand_over import HandOvers
+from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations
+from tracelake.dispatcher.loops.invokers import Invokers
 from tracelake.dispatcher.loops.observe_state import observe_state
 from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
 from tracelake.dispatcher.metrics import StateGauges, StepMetrics
@@ -42,15 +46,18 @@ from tracelake.queue.install import install
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.store import users
 from tracelake.store.db import Database, DeployLock, Transaction, close_pool, open_pool
+from tracelake.store.invokers import InvokerRow
 from tracelake.store.jobs import JobCards
 from tracelake.store.migrate import migrate
 from tracelake.tokens.signing import PemKeyring
-from tracelake.tokens.worker_tokens import WorkerTokens
+from tracelake.tokens.worker_tokens import WorkerTokens, valid_tokens
 
 log = structlog.get_logger(__name__)
 
 QUEUE_ROLE = "tracelake_queue"
 DRAIN_SECONDS = 1.5
+FIXED_INVOKER_CALLS = 16
+"""At a time, to an invoker that doesn't register and so doesn't say how many it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ async def run_dispatcher(
         queue = await stack.enter_async_context(_queue(settings))
         dispatch = CoalescingDispatch(ctx)
         local = InProcessRuntime(dispatch, f"dispatcher:{socket.gethostname()}:{os.getpid()}")
-        delivery = OutboxDelivery(ctx.db, queue, ctx.runtimes, local.submit, registry)
+        functions = _functions(settings, dispatch, registry)
+        delivery = OutboxDelivery(ctx.db, queue, ctx.runtimes, local.submit, functions.offer, registry)
         metrics = HttpMetrics(registry)
         checks = {"queue": _check(queue)}
         servers = [
@@ -91,6 +99,7 @@ async def run_dispatcher(
         ]
         serving = [asyncio.create_task(server) for server in servers]
         loops = [asyncio.create_task(loop) for loop in _loops(settings, ctx, queue, delivery, registry)]
+        loops.append(asyncio.create_task(functions.run()))
         await asyncio.gather(user_port.started(), internal_port.started())
         _look_less_often_for_cycles()
         endpoints = Endpoints(user_port.url, internal_port.url)
@@ -105,7 +114,7 @@ async def run_dispatcher(
         for loop in loops:
             loop.cancel()
         await asyncio.wait(loops, timeout=DRAIN_SECONDS)
-        await local.drain(DRAIN_SECONDS)
+        await asyncio.gather(local.drain(DRAIN_SECONDS), functions.drain(DRAIN_SECONDS))
     log.info("dispatcher stopped")
     if failure is not None:
         raise failure
@@ -185,6 +194,18 @@ async def _prepare_state(dsn: str) -> None:
             log.info("migration applied", migration=name)
     finally:
         await connection.close()
+
+
+def _functions(
+    settings: DispatcherSettings, dispatch: CoalescingDispatch, registry: CollectorRegistry
+) -> FunctionInvocations:
+    invokers = Invokers()
+    client = InvokerClient(lambda: valid_tokens(settings.worker_token_file))
+    hand_overs = HandOvers(dispatch, client, invokers, registry)
+    fixed = (
+        [InvokerRow(settings.invoker_url.rstrip("/"), FIXED_INVOKER_CALLS)] if settings.invoker_url else []
+    )
+    return FunctionInvocations(dispatch.ctx.db, invokers, hand_overs, registry, always_there=fixed)
 
 
 @asynccontextmanager

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tracelake.domain.dag.installation import RuntimeTraits
+from tracelake.store.tasks import TaskRow
 
 
 class Execution(StrEnum):
-    """``in_process`` runs platform operators inside the Dispatcher; ``queue`` wakes workers up."""
+    """``in_process`` runs platform operators inside the Dispatcher; ``queue`` wakes workers up; ``invoke`` hands
+    leased tasks to invokers, which run functions."""
 
     IN_PROCESS = "in_process"
+    INVOKE = "invoke"
     QUEUE = "queue"
 
 
@@ -25,11 +28,20 @@ class Runtime:
 
     @property
     def traits(self) -> RuntimeTraits:
-        return RuntimeTraits(self.untrusted_ok, in_process=self.execution is Execution.IN_PROCESS)
+        return RuntimeTraits(
+            self.untrusted_ok,
+            in_process=self.execution is Execution.IN_PROCESS,
+            invoked=self.execution is Execution.INVOKE,
+        )
 
+
+LAMBDA = "lambda"
+INVOKE_MARGIN_SECONDS = 60.0
+"""How much longer than its timeout a function's lease is: time to hand it over, and for its last report."""
 
 BUILT_IN = (
     Runtime("dispatcher", Execution.IN_PROCESS, "dispatcher"),
+    Runtime(LAMBDA, Execution.INVOKE, LAMBDA, untrusted_ok=True),
     Runtime("ecs_python", Execution.QUEUE, "ecs_python"),
     Runtime("ecs_spark", Execution.QUEUE, "ecs_spark"),
 )
@@ -52,6 +64,13 @@ class RuntimeRegistry:
 
     def traits(self) -> dict[str, RuntimeTraits]:
         return {name: runtime.traits for name, runtime in self._runtimes.items()}
+
+    def lease_seconds(self, task: TaskRow) -> float:
+        """A worker extends its lease by heartbeats; a function needn't, so its first one lasts to the end."""
+        runtime = self._runtimes.get(task.runtime)
+        if runtime is not None and runtime.execution is Execution.INVOKE:
+            return task.timeout_seconds + INVOKE_MARGIN_SECONDS
+        return task.heartbeat_timeout_seconds
 
     def queues(self) -> set[str]:
         """The queues that workers listen on."""

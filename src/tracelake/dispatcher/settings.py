@@ -30,7 +30,7 @@ _INTERVALS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
     """``queue_password`` is what workers log in to the queue with, ``user_token`` what the first user shows.
-    Port 0 picks a free one."""
+    Port 0 picks a free one. ``invoker_url`` is an invoker of functions that doesn't register itself."""
 
     state_dsn: Secret
     queue_dsn: Secret
@@ -43,6 +43,7 @@ class DispatcherSettings:
     user_port: int = 8600
     internal_port: int = 8601
     runtimes: Mapping[str, str] = field(default_factory=dict)
+    invoker_url: str | None = None
     reap_seconds: float = 5.0
     rewake_seconds: float = 15.0
     rewake_after_seconds: float = 60.0

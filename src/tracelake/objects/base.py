@@ -7,8 +7,9 @@ can't answer ``Unavailable``: "it isn't there" and "I couldn't look" are two dif
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 from uuid import UUID
 
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
@@ -18,6 +19,26 @@ from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 class ObjectStat:
     location: ObjectLocation
     bytes: int
+
+
+class Upload(Protocol):
+    """An object in the making; nobody sees it before it is kept."""
+
+    @property
+    def file(self) -> BinaryIO:
+        """What was written so far; to be read between writes, in threads."""
+        ...
+
+    async def write(self, piece: bytes) -> None: ...
+
+    async def keep(self, location: ObjectLocation) -> None:
+        """Under a name that stands for its content: if an object of this size is there, it is this one. Durable
+        on return."""
+        ...
+
+    async def discard(self) -> None:
+        """What wasn't kept is gone; after ``keep`` there is nothing to do."""
+        ...
 
 
 class ObjectStore(Protocol):
@@ -42,6 +63,14 @@ class ObjectStore(Protocol):
 
     async def put(self, location: ObjectLocation, content: bytes) -> None:
         """Create or replace; a reader sees the old object or the new one, never a part."""
+        ...
+
+    async def begin_upload(self) -> Upload:
+        """For what is too large for memory, or gets its name from its content."""
+        ...
+
+    def read_pieces(self, location: ObjectLocation) -> AsyncIterator[bytes]:
+        """An object's content; ``NotFound`` comes with the first piece."""
         ...
 
     async def delete_prefix(self, prefix: ObjectPrefix) -> int:

@@ -8,27 +8,26 @@ Calls run in threads, since a disk can block.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import BinaryIO
 from uuid import UUID
 
 from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from tracelake.objects import layout
 from tracelake.objects.base import ObjectStat
+from tracelake.objects.directory_upload import DirectoryUpload
+from tracelake.objects.disk import in_thread, sync_folder
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _TEMPORARY = ".tmp-"
+_PIECE = 1024 * 1024
 
 
 class DirectoryStore:
@@ -51,21 +50,32 @@ class DirectoryStore:
         return layout.staging_prefix(self._root, dataset_uuid, dataset_version, task_id, attempt, epoch)
 
     async def stat(self, location: ObjectLocation) -> ObjectStat | None:
-        return await _in_thread(self._stat, location)
+        return await in_thread(self._stat, location)
 
     async def list(self, prefix: ObjectPrefix, limit: int | None = None) -> tuple[ObjectStat, ...]:
-        return await _in_thread(self._list, prefix, limit)
+        return await in_thread(self._list, prefix, limit)
 
     async def read(self, location: ObjectLocation, max_bytes: int) -> bytes:
-        return await _in_thread(self._read, location, max_bytes)
+        return await in_thread(self._read, location, max_bytes)
 
     async def put(self, location: ObjectLocation, content: bytes) -> None:
-        await _in_thread(self._put, location, content)
+        await in_thread(self._put, location, content)
+
+    async def begin_upload(self) -> DirectoryUpload:
+        return await in_thread(self._begin_upload)
+
+    async def read_pieces(self, location: ObjectLocation) -> AsyncIterator[bytes]:
+        file = await in_thread(self._open, location)
+        try:
+            while piece := await in_thread(file.read, _PIECE):
+                yield piece
+        finally:
+            file.close()
 
     async def delete_prefix(self, prefix: ObjectPrefix) -> int:
         if not layout.is_staging(self._root, prefix):
             raise Forbidden("NotStaging", f"not the staging prefix of one attempt: {prefix}")
-        return await _in_thread(self._delete, prefix)
+        return await in_thread(self._delete, prefix)
 
     def _stat(self, location: ObjectLocation) -> ObjectStat | None:
         path = self._path(location)
@@ -90,20 +100,27 @@ class DirectoryStore:
         return tuple(found)
 
     def _read(self, location: ObjectLocation, max_bytes: int) -> bytes:
-        path = self._path(location)
-        try:
-            with open(path, "rb", opener=_open_unfollowed) as file:
-                regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-                content = file.read(max_bytes + 1) if regular else b""
-        except OSError as error:
-            if error.errno not in (*_ABSENT, errno.EISDIR):
-                raise
-            regular = False
-        if not regular:
-            raise NotFound("ObjectNotFound", f"no such object: {location}")
+        with self._open(location) as file:
+            content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             raise TooLarge("ObjectTooLarge", f"more than {max_bytes} bytes: {location}")
         return content
+
+    def _open(self, location: ObjectLocation) -> BinaryIO:
+        try:
+            descriptor = _open_unfollowed(str(self._path(location)), os.O_RDONLY | os.O_CLOEXEC)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return os.fdopen(descriptor, "rb")
+            os.close(descriptor)
+        except OSError as error:
+            if error.errno not in (*_ABSENT, errno.EISDIR):
+                raise
+        raise NotFound("ObjectNotFound", f"no such object: {location}")
+
+    def _begin_upload(self) -> DirectoryUpload:
+        return DirectoryUpload(
+            Path("/" + self._root.path) / f"{_TEMPORARY}{secrets.token_hex(8)}", self._path
+        )
 
     def _put(self, location: ObjectLocation, content: bytes) -> None:
         path = self._path(location)
@@ -120,7 +137,7 @@ class DirectoryStore:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync_folder(path.parent)
 
     def _delete(self, prefix: ObjectPrefix) -> int:
         path = self._path(prefix)
@@ -165,19 +182,3 @@ def _open_unfollowed(path: str, flags: int) -> int:
 
 def _full_name_order(entry: os.DirEntry[str]) -> str:
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-async def _in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    try:
-        return await asyncio.to_thread(call, *args, **kwargs)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise Unavailable("ObjectStoreUnavailable", f"the object store can't answer: {why}") from error

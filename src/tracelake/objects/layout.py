@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
-from tracelake.objects.prefix import ObjectPrefix
+from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ATTEMPT = re.compile(rf"dataset/{_UUID}/version/{_UUID}/{_UUID}/[0-9]+-[0-9]+/", re.ASCII)
@@ -23,6 +23,11 @@ def staging_prefix(
         raise ValueError(f"not an attempt and epoch: {attempt}, {epoch}")
     below = f"dataset/{dataset_uuid}/version/{dataset_version}/{task_id}/{attempt}-{epoch}/"
     return ObjectPrefix(root.scheme, root.bucket, root.path + below)
+
+
+def bundle_location(root: ObjectPrefix, sha256: str) -> ObjectLocation:
+    """Where a function's bundle lies: under the hash of its content, so it is never replaced by another."""
+    return ObjectLocation(root.scheme, root.bucket, f"{root.path}bundle/{sha256}.zip")
 
 
 def is_staging(root: ObjectPrefix, prefix: ObjectPrefix) -> bool:

@@ -233,6 +233,20 @@ async def advance_consumers(tx: Transaction, moves: Sequence[tuple[UUID, int, in
         )
 
 
+async def committed_files(
+    tx: Transaction, version: UUID, span: BlockRange, after: tuple[int, int] | None, limit: int
+) -> list[Row]:
+    """``after`` is the partition and the file in it that the page before ended with."""
+    partition, position = after or (None, None)
+    return await tx.fetch(SQL.committed_files, version, span.start, span.end, partition, position, limit)
+
+
+async def is_current(tx: Transaction, version: UUID, partition_id: int) -> bool | None:
+    """Whether a partition still counts; None when the version never had it."""
+    row = await tx.fetchrow(SQL.is_current, partition_id, version)
+    return row["current"] if row else None
+
+
 async def last_announced(tx: Transaction, version: UUID) -> int | None:
     row = await tx.fetchrow(SQL.last_announced, version)
     return row["range_end"] if row else None

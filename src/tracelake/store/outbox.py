@@ -66,6 +66,11 @@ async def failed(
     return sum(row["failed_at"] is not None for row in rows)
 
 
+async def deliver_held_now(tx: Transaction, runtime: str) -> None:
+    """Deliveries of a runtime that failed and wait for their next try are due at once."""
+    await tx.execute(SQL.deliver_held_now, runtime)
+
+
 async def replay_failed(tx: Transaction, outbox_ids: Sequence[int] | None) -> int:
     return len(await tx.fetch(SQL.replay_failed, list(outbox_ids) if outbox_ids is not None else None))
 

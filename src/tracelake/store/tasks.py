@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,6 +34,7 @@ class TaskRow:
     runtime: str
     timeout_seconds: int
     heartbeat_timeout_seconds: int
+    idle_timeout_seconds: int | None
     max_concurrency: int | None
     now: datetime
 
@@ -164,6 +165,10 @@ async def start_attempts(tx: Transaction, starts: Sequence[AttemptStart]) -> dic
 async def extend_leases(tx: Transaction, leases: Sequence[tuple[UUID, float]]) -> dict[UUID, datetime]:
     rows = await tx.fetch(SQL.extend_leases, [lease[0] for lease in leases], [lease[1] for lease in leases])
     return {row["task_id"]: row["lease_expires_at"] for row in rows}
+
+
+async def report_progress(tx: Transaction, task_id: UUID, attempt: int, progress: Mapping[str, Any]) -> None:
+    await tx.execute(SQL.report_progress, task_id, attempt, dict(progress))
 
 
 async def end_attempts(
@@ -342,6 +347,7 @@ def _task(row: Row) -> TaskRow:
         row["runtime"],
         row["timeout_seconds"],
         row["heartbeat_timeout_seconds"],
+        row["idle_timeout_seconds"],
         row["max_concurrency"],
         row["now"],
     )

@@ -32,6 +32,10 @@ def waiting_for(task: Mapping[str, Any], reads: Sequence[Mapping[str, Any]] = ()
     cap = task["max_concurrency"]
     if cap is not None and task["running"] >= cap:
         return WaitingFor("CapFull", f"its job runs {task['running']} tasks of at most {cap}")
+    if task["undelivered"]:
+        return WaitingFor(
+            "Delivery", f"it can't be handed over yet: {task['undelivered']}", since=task["woken_at"]
+        )
     return WaitingFor(
         "Worker",
         f"no worker of runtime {task['runtime']} has claimed it since its wake-up",

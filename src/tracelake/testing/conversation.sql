@@ -65,6 +65,7 @@ SELECT md5(concat(
     (SELECT string_agg(i::text, '|' ORDER BY i.dataset_version, i.revision) FROM invalidation i),
     (SELECT string_agg(c::text, '|' ORDER BY c.dataset_version) FROM dataset_cursor c),
     (SELECT string_agg(c::text, '|' ORDER BY c.job_id, c.input_index) FROM consumer_cursor c),
+    (SELECT string_agg(s::text, '|' ORDER BY s.job_id, s.key) FROM operator_state s),
     (SELECT string_agg(v::text, '|' ORDER BY v.version_no) FROM dataset_version v))) AS state
 
 -- name: waiting_sessions

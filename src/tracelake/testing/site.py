@@ -20,7 +20,13 @@ from tracelake.testing.dispatcher_process import DispatcherProcess
 from tracelake.testing.load_audit import audit, settled
 
 # What a Dispatcher says of itself only when something went wrong that it has no answer for.
-_ALARMS = {"request_failed", "loop failed", "in-process task crashed", "a part of the dispatcher failed"}
+_ALARMS = {
+    "request_failed",
+    "loop failed",
+    "in-process task crashed",
+    "hand-over crashed",
+    "a part of the dispatcher failed",
+}
 
 
 @dataclass(frozen=True, slots=True)

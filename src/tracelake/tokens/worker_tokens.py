@@ -39,7 +39,12 @@ def create_token_file(path: Path) -> bool:
 
 def first_token(path: Path) -> str:
     """The token that a wrapper started beside this file should present: the first one."""
-    return _parse(path, read_private(path))[0]
+    return valid_tokens(path)[0]
+
+
+def valid_tokens(path: Path) -> list[str]:
+    """All of them, for who must be known to holders of any."""
+    return _parse(path, read_private(path))
 
 
 class WorkerTokens:

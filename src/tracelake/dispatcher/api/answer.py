@@ -6,6 +6,7 @@ for every request, which the claim path would pay for.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -41,6 +42,24 @@ class Answer:
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class FileAnswer(Answer):
+    """A body that comes in pieces, of a length known before; if it ends early, the connection is cut."""
+
+    __slots__ = ("length", "pieces")
+
+    def __init__(self, pieces: AsyncIterator[bytes], length: int, media_type: bytes) -> None:
+        super().__init__(b"", media_type=media_type)
+        self.pieces = pieces
+        self.length = length
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", self.media_type), (b"content-length", str(self.length).encode())]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        async for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:

@@ -41,8 +41,8 @@ class Surface:
         self._authentication = authentication
         self._metrics = metrics
         self._timeout = timeout
-        self._direct: dict[tuple[str, str], tuple[Identity, Handler]] = {
-            (method, path): (operation.identity, handler.fn)
+        self._direct: dict[tuple[str, str], tuple[Identity, Handler, float]] = {
+            (method, path): (operation.identity, handler.fn, operation.seconds or timeout)
             for path, method, handler, operation in declared(litestar.routes)
             if "{" not in path
         }
@@ -65,16 +65,17 @@ class Surface:
 
         scope.setdefault("state", {})["services"] = self.services
         direct = self._direct.get((scope["method"], scope["path"]))
+        seconds = self._timeout if direct is None else direct[2]
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 if direct is None:
                     await self.litestar(scope, receive, watched)
                 else:
-                    await self._answer(*direct, scope, receive, watched)
+                    await self._answer(direct[0], direct[1], scope, receive, watched)
         except TimeoutError:
             if status:
                 raise
-            late = problem(503, "Timeout", f"not answered within {self._timeout:g} seconds")
+            late = problem(503, "Timeout", f"not answered within {seconds:g} seconds")
             await problem_answer(late)(scope, receive, watched)
         finally:
             known = "path_template" in scope

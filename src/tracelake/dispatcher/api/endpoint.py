@@ -23,7 +23,8 @@ class Operation:
     """``answers`` by status; a type is JSON of that type, a text its media type. ``body`` likewise.
 
     ``refusals`` are the statuses that follow from what the route does; those that follow from its shape
-    (no credential, a malformed body) are known without saying.
+    (no credential, a malformed body) are known without saying. ``seconds`` is for calls that move a whole file:
+    how long they may take instead of what the surface allows.
     """
 
     identity: Identity
@@ -32,6 +33,7 @@ class Operation:
     body_required: bool = True
     query: type | None = None
     refusals: tuple[int, ...] = ()
+    seconds: float | None = None
 
 
 def endpoint(

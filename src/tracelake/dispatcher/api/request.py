@@ -7,12 +7,14 @@ here and not by the database.
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
 from litestar import Request
+from litestar.types import HTTPReceiveMessage, WebSocketReceiveMessage
 
 from tracelake.contracts.token_claims import TokenClaims
 from tracelake.dispatcher.api.problems import FieldProblem, InvalidRequest
@@ -62,15 +64,26 @@ class ApiRequest(Request[Any, Any, Any]):
         message = await self.receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             return _checked(message["body"], limit)
-        chunks: list[bytes] = []
-        size = 0
+        return b"".join([chunk async for chunk in self._pieces(message, limit)])
+
+    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it comes, up to ``TooLarge``: for what isn't kept in memory."""
+        if self._announced_length() > limit:
+            raise TooLarge("TooLarge", f"the body has more than {limit} bytes")
+        async for chunk in self._pieces(await self.receive(), limit):
+            yield chunk
+
+    async def _pieces(
+        self, first: HTTPReceiveMessage | WebSocketReceiveMessage, limit: int
+    ) -> AsyncIterator[bytes]:
+        message, size = first, 0
         while message["type"] == "http.request":
-            chunks.append(message["body"])
             size += len(message["body"])
             if size > limit:
                 raise TooLarge("TooLarge", f"the body has more than {limit} bytes")
+            yield message["body"]
             if not message.get("more_body"):
-                return b"".join(chunks)
+                return
             message = await self.receive()
         raise BadRequest("Disconnected", "the client went away before the end of the body")
 
@@ -128,6 +141,13 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if b"\\u0000" in body:
         _refuse_nul(msgspec.to_builtins(value), "")
     return value
+
+
+def check_size(field: str, value: Any, limit: int) -> None:
+    """Is a value within its limit, as compact JSON?"""
+    size = len(msgspec.json.encode(value))
+    if size > limit:
+        raise InvalidRequest([FieldProblem(field, f"has {size} bytes, at most {limit} are kept")])
 
 
 def field_problem(error: msgspec.ValidationError) -> FieldProblem:

@@ -6,6 +6,7 @@ The same steps as the worker-only spelling, after the fence in the body was held
 from __future__ import annotations
 
 from tracelake.contracts.dispatcher_api import (
+    MAX_PROGRESS_BYTES,
     CompleteRequest,
     CompleteResponse,
     EventsRequest,
@@ -16,7 +17,7 @@ from tracelake.contracts.dispatcher_api import (
 from tracelake.dispatcher.api.answer import Answer, json_answer
 from tracelake.dispatcher.api.endpoint import Operation, endpoint
 from tracelake.dispatcher.api.identity import Identity, check_own_attempt
-from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest
+from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, check_size
 from tracelake.dispatcher.api.worker_routes import COMPLETE, EVENTS, HEARTBEAT
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.heartbeat import heartbeat
@@ -36,6 +37,7 @@ async def own_heartbeat(request: ApiRequest) -> Answer:
     """Extend the own lease; a fresh capability token comes when the old one nears its end."""
     beat = await request.decode(HEARTBEAT)
     check_own_attempt(request.claims, beat.task_id, beat.attempt, beat.lease_token)
+    check_size("progress", beat.progress, MAX_PROGRESS_BYTES)
     return json_answer(await heartbeat(request.services.ctx, beat, request.claims))
 
 

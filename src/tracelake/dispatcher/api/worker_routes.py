@@ -8,6 +8,8 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from tracelake.contracts.dispatcher_api import (
+    MAX_PROGRESS_BYTES,
+    MAX_STATE_BYTES,
     BatchAnswer,
     ClaimBatchRequest,
     ClaimBatchResponse,
@@ -22,14 +24,20 @@ from tracelake.contracts.dispatcher_api import (
     FetchResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    TaskInputsQuery,
+    TaskInputsResponse,
+    TaskStateRequest,
+    TaskStateResponse,
 )
 from tracelake.dispatcher.api.answer import Answer, json_answer
 from tracelake.dispatcher.api.endpoint import Operation, endpoint
 from tracelake.dispatcher.api.identity import Identity
-from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest
+from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, check_size
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.fetch_task import fetch_task
 from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.dispatcher.steps.list_inputs import list_inputs
+from tracelake.dispatcher.steps.save_state import save_state
 from tracelake.domain.errors import TracelakeError
 from tracelake.tokens.jwks import Jwks
 
@@ -39,6 +47,7 @@ HEARTBEAT = Decoder(HeartbeatRequest)
 COMPLETE = Decoder(CompleteRequest)
 COMPLETE_BATCH = Decoder(CompleteBatchRequest)
 EVENTS = Decoder(EventsRequest)
+STATE = Decoder(TaskStateRequest)
 
 
 class FetchQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,8 +97,10 @@ async def task_fetch(request: ApiRequest) -> Answer:
     ),
 )
 async def worker_heartbeat(request: ApiRequest) -> Answer:
-    """Extend the lease and hear of cancel and pause."""
-    return json_answer(await heartbeat(request.services.ctx, await request.decode(HEARTBEAT)))
+    """Extend the lease, tell how far the attempt is, and hear of cancel and pause."""
+    beat = await request.decode(HEARTBEAT)
+    check_size("progress", beat.progress, MAX_PROGRESS_BYTES)
+    return json_answer(await heartbeat(request.services.ctx, beat))
 
 
 @endpoint(
@@ -144,6 +155,38 @@ async def worker_events(request: ApiRequest) -> Answer:
     return json_answer(await accept_events(request.services.ctx, await request.decode(EVENTS)))
 
 
+@endpoint(
+    "POST",
+    "/internal/task-state",
+    Operation(
+        identity=Identity.WORKER,
+        body=TaskStateRequest,
+        answers={200: TaskStateResponse},
+        refusals=(404, 409),
+    ),
+)
+async def task_state(request: ApiRequest) -> Answer:
+    """Save what the next attempt of the same task finds in its payload."""
+    saving = await request.decode(STATE)
+    check_size("state", saving.state, MAX_STATE_BYTES)
+    return json_answer(await save_state(request.services.ctx, saving))
+
+
+@endpoint(
+    "GET",
+    "/internal/task-inputs",
+    Operation(
+        identity=Identity.WORKER,
+        query=TaskInputsQuery,
+        answers={200: TaskInputsResponse},
+        refusals=(404, 409),
+    ),
+)
+async def task_inputs(request: ApiRequest) -> Answer:
+    """The committed files of an input that an attempt is to read, in pages."""
+    return json_answer(await list_inputs(request.services.ctx, request.query_as(TaskInputsQuery)))
+
+
 @endpoint("GET", "/internal/jwks/task", Operation(identity=Identity.NOBODY, answers={200: Jwks}))
 async def task_jwks(request: ApiRequest) -> Answer:
     """The public keys that prove capability tokens."""
@@ -159,5 +202,7 @@ WORKER_ROUTES = (
     task_complete,
     task_complete_batch,
     worker_events,
+    task_state,
+    task_inputs,
     task_jwks,
 )

@@ -38,7 +38,8 @@ MAX_TRIES = 20
 
 
 class OutboxDelivery:
-    """``run_local`` takes tasks of in-process runtimes; everything else goes to its runtime's queue."""
+    """``run_local`` takes tasks of in-process runtimes, ``invoke`` wake-ups of functions, which it says itself when
+    they are done with; everything else goes to its runtime's queue."""
 
     def __init__(
         self,
@@ -46,12 +47,14 @@ class OutboxDelivery:
         queue: Queue,
         runtimes: RuntimeRegistry,
         run_local: Callable[[UUID], None],
+        invoke: Callable[[Sequence[OutboxEntry], Callable[[Sequence[int]], None]], None],
         registry: CollectorRegistry,
     ) -> None:
         self._db = db
         self._queue = queue
         self._runtimes = runtimes
         self._run_local = run_local
+        self._invoke = invoke
         self._fresh: list[OutboxEntry] = []
         self._wakened = asyncio.Event()
         self._settled: list[int] = []
@@ -112,24 +115,29 @@ class OutboxDelivery:
                 await self._hand_over(runtime, group)
             except TracelakeError as error:
                 await self._note_failure(ids, error.message)
-            else:
-                self._delivered.inc(len(ids))
-                self._settle(ids)
 
     async def _hand_over(self, name: str, entries: Sequence[OutboxEntry]) -> None:
         runtime = self._runtimes.get(name)
         if runtime is None:
             raise Unavailable("UnknownRuntime", f"this Dispatcher has no runtime {name!r}")
-        if runtime.execution is Execution.IN_PROCESS:
-            for entry in entries:
-                if entry.task_id is not None:
-                    self._run_local(entry.task_id)
-        else:
-            await self._queue.publish(runtime.queue, [entry.payload for entry in entries])
+        match runtime.execution:
+            case Execution.INVOKE:
+                self._invoke(entries, self._settle)
+                return
+            case Execution.IN_PROCESS:
+                for entry in entries:
+                    if entry.task_id is not None:
+                        self._run_local(entry.task_id)
+            case Execution.QUEUE:
+                await self._queue.publish(runtime.queue, [entry.payload for entry in entries])
+        self._settle([entry.outbox_id for entry in entries])
 
     def _settle(self, ids: Sequence[int]) -> None:
+        """Done with, to be forgotten soon. Also called by those who take their time."""
+        self._delivered.inc(len(ids))
         if not self._settled:
             self._forget_at = asyncio.get_running_loop().time() + FORGET_SECONDS
+            self._wakened.set()
         self._settled.extend(ids)
 
     async def _forget(self) -> None:

@@ -27,6 +27,7 @@ from tracelake.contracts.dispatcher_api import (
     TaskPayload,
 )
 from tracelake.dispatcher.api.dispatch import Dispatch
+from tracelake.dispatcher.loops.until_answered import until_answered
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.heartbeat import heartbeat
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
@@ -37,8 +38,6 @@ from tracelake.store.db import DeployLock
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8
-PATIENCE_SECONDS = 30.0
-_PAUSES = (0.1, 2.0)
 
 T = TypeVar("T")
 
@@ -79,16 +78,7 @@ class InProcessRuntime:
                 log.exception("in-process task crashed", task_id=str(task_id))
 
     async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause, longest = _PAUSES
-        patience = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while True:
-            try:
-                return await call()
-            except Unavailable:
-                if self._draining or asyncio.get_running_loop().time() > patience:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(longest, pause * 2)
+        return await until_answered(call, stopping=lambda: self._draining)
 
     async def _execute(self, claimed: ClaimResponse) -> None:
         task, attempt, lease = claimed.task, claimed.attempt, claimed.lease_token

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from tracelake.contracts.dispatcher_api import (
@@ -24,7 +25,7 @@ from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.end_attempts import wake_next
 from tracelake.dispatcher.steps.task_token import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskStatus, decide_claim
-from tracelake.store import jobs, tasks
+from tracelake.store import jobs, operator_state, tasks
 from tracelake.store.db import Row, Transaction
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
 
@@ -91,13 +92,21 @@ async def _claim(
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
     started = await _start(ctx, tx, claims, rows, verdicts, reads)
+    states = await _states(tx, started)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
             task, inputs, lease_token, attempt = started[claim.task_id]
             card = cards[task.job_id]
             payload = render_payload.render(
-                ctx, task, card, inputs, attempt.outputs, attempt=attempt.attempt, epoch=attempt.epoch
+                ctx,
+                task,
+                card,
+                inputs,
+                attempt.outputs,
+                attempt=attempt.attempt,
+                epoch=attempt.epoch,
+                state=states.get(task.task_id),
             )
             results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
         else:
@@ -210,7 +219,7 @@ async def _start(
             new[task.task_id].claim_key,
             ctx.entropy.uuid(),
             render_payload.to_json(frozen[task.task_id]),
-            task.heartbeat_timeout_seconds,
+            ctx.runtimes.lease_seconds(task),
         )
         for task in claimed
     ]
@@ -219,6 +228,12 @@ async def _start(
         task = rows[start.task_id]
         started[start.task_id] = (task, frozen[start.task_id], start.lease_token, attempts[start.task_id])
     return started
+
+
+async def _states(tx: Transaction, started: dict[UUID, _Started]) -> dict[UUID, Any]:
+    """What earlier attempts left; a first one has nobody before it, and needn't ask."""
+    again = [task_id for task_id, (_, _, _, attempt) in started.items() if attempt.attempt > 1]
+    return await operator_state.saved(tx, again)
 
 
 async def _held(tx: Transaction, task: TaskRow) -> _Started:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -16,6 +17,7 @@ import structlog
 
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
+from tracelake.domain.bundle_zip import BundleListing
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.model import (
     BufferedDataset,
@@ -28,11 +30,14 @@ from tracelake.domain.dag.model import (
 from tracelake.domain.dag.parse import line_locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
 from tracelake.domain.dag.world import OutputRef, World
-from tracelake.store import dags, outbox, tasks
+from tracelake.store import bundles, dags, outbox, tasks
 from tracelake.store.dags import ActiveDag, DeployedOutput
 from tracelake.store.db import DeployLock, Transaction
 
 log = structlog.get_logger(__name__)
+
+_BUNDLES = re.compile(r"sha256:[0-9a-f]{64}(?![0-9a-f])")
+"""What may name a bundle, wherever in the file it stands: looked up before the file is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,13 @@ async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec
     """Parse outside of the deploy lock and of the event loop (a large file takes seconds); what others publish
     is checked again inside."""
 
-    async def work(tx: Transaction) -> dict[str, DagSpec]:
-        return {name: dag.spec for name, dag in (await dags.active(tx)).items()}
+    async def work(tx: Transaction) -> tuple[dict[str, DagSpec], dict[str, BundleListing]]:
+        known = await bundles.listings(tx, set(_BUNDLES.findall(yaml)))
+        return {name: dag.spec for name, dag in (await dags.active(tx)).items()}, known
 
-    active = await ctx.db.run(work, lock=DeployLock.NONE)
+    active, known = await ctx.db.run(work, lock=DeployLock.NONE)
     published = {entry.name: name for name, spec in active.items() for entry in spec.publish}
-    installation = Installation(runtimes=ctx.runtimes.traits(), published_elsewhere=published)
+    installation = Installation(runtimes=ctx.runtimes.traits(), published_elsewhere=published, bundles=known)
     return await asyncio.to_thread(parse_dag, yaml, installation), active
 
 

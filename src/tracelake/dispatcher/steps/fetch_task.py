@@ -8,7 +8,7 @@ from tracelake.contracts.dispatcher_api import FetchResponse
 from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import NotFound
-from tracelake.store import jobs, tasks
+from tracelake.store import jobs, operator_state, tasks
 from tracelake.store.db import DeployLock, Transaction
 
 
@@ -32,6 +32,7 @@ async def fetch_task(ctx: StepContext, task_id: UUID) -> FetchResponse:
             await jobs.output_state(tx, cards),
             attempt=task.state.attempt,
             epoch=task.epoch,
+            state=(await operator_state.saved(tx, [task_id])).get(task_id),
         )
         return FetchResponse(task.state.status.value, task_id, task.state.attempt, payload)
 

@@ -33,6 +33,8 @@ async def heartbeat(
             raise NotFound("UnknownTask", f"there is no task {fence.task_id}")
         if decide_heartbeat(task.state, fence) is HeartbeatVerdict.CANCEL:
             return HeartbeatResponse(task.lease_expires_at, cancel=True, pause=task.state.job_paused)
+        if request.progress is not None:
+            await tasks.report_progress(tx, task.task_id, fence.attempt, request.progress)
         leases = await tasks.extend_leases(tx, [(task.task_id, task.heartbeat_timeout_seconds)])
         fresh = await _fresh_token(ctx, tx, task, token)
         return HeartbeatResponse(leases[task.task_id], False, task.state.job_paused, fresh)

@@ -47,6 +47,7 @@ def render(
     *,
     attempt: int,
     epoch: int | None,
+    state: Any = None,
 ) -> TaskPayload:
     return TaskPayload(
         task_id=task.task_id,
@@ -64,6 +65,8 @@ def render(
         unique_key=list(card.unique_key),
         secrets=list(card.secrets),
         udf=card.udf,
+        state=state,
+        idle_timeout_seconds=task.idle_timeout_seconds,
     )
 
 

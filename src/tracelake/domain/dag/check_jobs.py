@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from tracelake.domain.bundle_entrypoint import REFERENCE, find_entrypoint
 from tracelake.domain.dag.fields import did_you_mean
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.job_fields import JobDraft
 from tracelake.domain.dag.model import Activation, SourceKind, Storage, UpdateStrategy
 from tracelake.domain.dag.problems import Problems
-from tracelake.domain.operator_catalog import CATALOG, IN_PROCESS_OPERATORS, UDF, config_problems
+from tracelake.domain.errors import Invalid
+from tracelake.domain.operator_catalog import CATALOG, IN_PROCESS_OPERATORS, NOOP, UDF, config_problems
 
 
 def check_job(draft: JobDraft, installation: Installation, problems: Problems) -> None:
@@ -16,6 +18,7 @@ def check_job(draft: JobDraft, installation: Installation, problems: Problems) -
     _check_operator(draft, problems)
     _check_outputs(draft, problems)
     _check_udf(draft, problems)
+    _check_function(draft, installation, problems)
     if draft.spec.update_strategy is UpdateStrategy.APPEND and not draft.spec.unique_key:
         problems.add_unless_known((*draft.path, "unique_key"), "is required for update_strategy: append")
 
@@ -121,3 +124,31 @@ def _check_udf(draft: JobDraft, problems: Problems) -> None:
                 (*declared.path, "storage"),
                 f"UDF jobs can't write {output.storage}: publish to a buffered dataset or emit events (none)",
             )
+
+
+def _check_function(draft: JobDraft, installation: Installation, problems: Problems) -> None:
+    """A runtime of functions runs a bundle that is here, at an entrypoint that the bundle has."""
+    spec, udf = draft.spec, draft.spec.udf
+    traits = installation.runtimes.get(spec.runtime)
+    if traits is None or not traits.invoked:
+        return
+    if udf is None:
+        if spec.operator not in (NOOP, UDF):
+            problems.add_unless_known(
+                (*draft.path, "operator"),
+                f"{spec.runtime} runs functions: give udf: {{bundle, entrypoint}} instead, or operator: {NOOP}",
+            )
+        return
+    bundle, entrypoint = (*draft.path, "udf", "bundle"), (*draft.path, "udf", "entrypoint")
+    listing = installation.bundles.get(udf.bundle)
+    if REFERENCE.match(udf.bundle) is None:
+        problems.add_unless_known(
+            bundle, "must be sha256: and 64 hex digits, as `tracelake bundle push` prints it"
+        )
+    elif listing is None:
+        problems.add_unless_known(bundle, "is not here; push it first: `tracelake bundle push`")
+    elif not problems.known(entrypoint):
+        try:
+            find_entrypoint(listing, udf.entrypoint)
+        except Invalid as refused:
+            problems.add(entrypoint, refused.message)

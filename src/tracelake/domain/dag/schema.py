@@ -93,8 +93,13 @@ def _job() -> Schema:
             "config": {"type": ["object", "null"], "description": "Settings of the operator."},
             "secrets": _strings("Names of secrets for the operator's environment; refused for UDF jobs."),
             "udf": _object(
-                "User code: a bundle and where it starts.",
-                {"bundle": _text("Reference of the bundle."), "entrypoint": _text("Handler in the bundle.")},
+                "User code for runtime: lambda: a bundle and where it starts.",
+                {
+                    "bundle": _text(
+                        "Reference of the bundle: sha256:…, as `tracelake bundle push` prints it."
+                    ),
+                    "entrypoint": _text("Where it starts: module.function, as in AWS Lambda."),
+                },
                 required=("bundle", "entrypoint"),
             ),
             **_settings(),

@@ -115,6 +115,24 @@ SET cursor = a.upto, inv_start = NULL, inv_end = NULL, inv_revision = NULL
 FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a(job_id, input_index, upto)
 WHERE cc.job_id = a.job_id AND cc.input_index = a.input_index
 
+-- name: committed_files
+-- A page of the files behind a version's current partitions that touch a range, by block. Stored partitions don't
+-- overlap, so the first that ends in the range is the first in it, and from there on they are found by their
+-- start. A page goes on behind a file of the partition that the last one ended in.
+SELECT p.partition_id, p.range_start AS start, p.range_end AS "end", f.position, f.file
+FROM partition p CROSS JOIN LATERAL jsonb_array_elements(p.manifest->'files') WITH ORDINALITY AS f(file, position)
+WHERE p.dataset_version = $1 AND p.current AND p.stored AND p.range_start <= $3
+  AND p.range_start >= coalesce(
+        (SELECT l.range_start FROM partition l WHERE l.partition_id = $4),
+        (SELECT n.range_start FROM partition n WHERE n.dataset_version = $1 AND n.current AND n.range_end >= $2
+         ORDER BY n.range_end LIMIT 1))
+  AND ($4::bigint IS NULL OR p.partition_id <> $4 OR f.position > $5)
+ORDER BY p.range_start, f.position LIMIT $6
+
+-- name: is_current
+-- Does a partition of a version still count?
+SELECT current FROM partition WHERE partition_id = $1 AND dataset_version = $2
+
 -- name: last_announced
 -- The last block of the last current partition of a version.
 SELECT range_end FROM partition WHERE dataset_version = $1 AND current

@@ -31,6 +31,11 @@ SET tries = tries + 1, last_error = $2,
 WHERE outbox_id = ANY($1::bigint[])
 RETURNING outbox_id, failed_at
 
+-- name: deliver_held_now
+-- What wake-ups of a runtime waited for has come.
+UPDATE outbox SET available_at = tl_now()
+WHERE runtime = $1 AND failed_at IS NULL AND tries > 0 AND available_at > tl_now()
+
 -- name: replay_failed
 -- A person's decision to try again what was given up.
 UPDATE outbox SET failed_at = NULL, tries = 0, available_at = tl_now()

@@ -61,14 +61,16 @@ ORDER BY t.seq DESC LIMIT $4
 -- The tasks of a page, as people see them.
 SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
        t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
-       t.ended_at, t.error_message
-FROM task t JOIN job j USING (job_id) WHERE t.seq = ANY($1::bigint[]) ORDER BY t.seq DESC
+       t.ended_at, t.error_message, a.progress
+FROM task t JOIN job j USING (job_id)
+LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
+WHERE t.seq = ANY($1::bigint[]) ORDER BY t.seq DESC
 
 -- name: task_detail
 -- One task with what decides whether it may be claimed.
 SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
        t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
-       t.ended_at, t.error_message, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
+       t.ended_at, t.error_message, a.progress, s.value AS state, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
        j.max_concurrency,
        (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running') AS running,
        t.kind = 'cursor' AND (
@@ -76,12 +78,17 @@ SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kin
                     WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Queued' AND e.seq < t.seq)
             OR EXISTS (SELECT 1 FROM task e
                        WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Running' AND e.seq < t.seq)
-       ) AS earlier_cursor_task
-FROM task t JOIN job j USING (job_id) WHERE t.task_id = $1
+       ) AS earlier_cursor_task,
+       (SELECT o.last_error FROM outbox o WHERE o.task_id = t.task_id AND o.failed_at IS NULL AND o.tries > 0
+        ORDER BY o.outbox_id DESC LIMIT 1) AS undelivered
+FROM task t JOIN job j USING (job_id)
+LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
+LEFT JOIN operator_state s ON s.job_id = t.job_id AND s.key = t.task_id::text
+WHERE t.task_id = $1
 
 -- name: task_attempts
 -- The last attempts of a task.
-SELECT attempt, worker_id, epoch, claimed_at, ended_at, outcome, error_message
+SELECT attempt, worker_id, epoch, claimed_at, ended_at, outcome, error_message, progress
 FROM attempt WHERE task_id = $1 ORDER BY attempt DESC LIMIT $2
 
 -- name: task_outputs
@@ -139,7 +146,7 @@ WHERE dv.is_current
 -- name: list_partitions
 -- A page of a version's current partitions, by block.
 SELECT range_start AS start, range_end AS "end", current, revision, row_count, location, committed_at, task_id,
-       attempt
+       attempt, coalesce(jsonb_path_query_array(manifest, '$.files[*].location'), '[]') AS files
 FROM partition
 WHERE dataset_version = $1 AND current AND (range_start, range_end) > ($2, $3)
 ORDER BY range_start, range_end LIMIT $4

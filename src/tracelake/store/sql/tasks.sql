@@ -4,7 +4,7 @@ SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.la
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
        j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
-       j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
+       j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = ANY($1::uuid[])
 ORDER BY t.task_id
@@ -16,7 +16,7 @@ SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.la
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
        j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
-       j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
+       j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = $1
 
@@ -95,11 +95,17 @@ WITH c AS (
 SELECT task_id, attempt, lease_expires_at, epoch, output_revisions, names FROM started
 
 -- name: extend_leases
--- Heartbeats: a longer lease for attempts that the caller has checked and holds locked.
-UPDATE task t SET lease_expires_at = tl_now() + make_interval(secs => h.lease_seconds)
+-- Heartbeats: a longer lease, never a shorter one, for attempts that the caller has checked and holds locked.
+UPDATE task t
+SET lease_expires_at = greatest(t.lease_expires_at, tl_now() + make_interval(secs => h.lease_seconds))
 FROM unnest($1::uuid[], $2::float8[]) AS h(task_id, lease_seconds)
 WHERE t.task_id = h.task_id
 RETURNING t.task_id, t.lease_expires_at
+
+-- name: report_progress
+-- What an attempt says of itself; the same again writes nothing.
+UPDATE attempt SET progress = $3::jsonb
+WHERE task_id = $1 AND attempt = $2 AND progress IS DISTINCT FROM $3::jsonb
 
 -- name: end_attempts
 -- The end of attempts, in the task and in its history. The lease token stays: a late reply is known by it.
@@ -212,11 +218,14 @@ WHERE t.status = 'Running' AND t.lease_expires_at < tl_now()
 ORDER BY t.lease_expires_at LIMIT $2
 
 -- name: unwoken_tasks
--- Ready tasks that nobody has claimed since their last wake-up; the sweep that makes a lost message harmless.
+-- Ready tasks that nobody has claimed since their last wake-up; the sweep that makes a lost message harmless. One
+-- that can't be delivered isn't lost: it is tried again, and more of them would only pile up.
 WITH due AS (
     SELECT t.task_id, t.job_id FROM task t JOIN job j USING (job_id)
     WHERE t.status = 'Queued' AND t.woken_at < tl_now() - make_interval(secs => $1)
       AND t.ready_at <= tl_now() AND j.active AND NOT j.paused
+      AND NOT EXISTS (SELECT 1 FROM outbox o
+                      WHERE o.task_id = t.task_id AND o.failed_at IS NULL AND o.tries > 0)
     ORDER BY t.woken_at LIMIT $2
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )

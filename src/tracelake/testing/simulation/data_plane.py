@@ -8,12 +8,13 @@ goes to the table's own outbox, from which it is drained to the Dispatcher befor
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from tracelake.domain.errors import Forbidden, NotFound
+from tracelake.domain.errors import Forbidden, NotFound, Unavailable
 from tracelake.objects import layout
-from tracelake.objects.base import ObjectStat
+from tracelake.objects.base import ObjectStat, Upload
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 from tracelake.testing.simulation.chain import Chain
 
@@ -126,6 +127,12 @@ class MemoryStore:
 
     async def put(self, location: ObjectLocation, content: bytes) -> None:
         self._objects[location.uri] = content
+
+    async def begin_upload(self) -> Upload:
+        raise Unavailable("NoUploads", "nobody pushes bundles in a simulation")
+
+    async def read_pieces(self, location: ObjectLocation) -> AsyncIterator[bytes]:
+        yield await self.read(location, len(self._objects.get(location.uri, b"")))
 
     async def delete_prefix(self, prefix: ObjectPrefix) -> int:
         if not layout.is_staging(self._root, prefix):

@@ -1,0 +1,197 @@
+"""``tracelake worker``: takes tasks of one runtime and runs their operators."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelake.cli.stack import DEFAULT_HOME, NOT_RUNNING, start_command
+from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.secret import Secret
+
+if TYPE_CHECKING:
+    from tracelake.worker.settings import WorkerSettings
+
+HELP = """Run a worker: it waits for tasks of its runtime, runs their operators and reports what came of them.
+
+Any number of workers may serve one runtime, on any number of machines. A worker that is told to stop (SIGTERM,
+Ctrl-C) finishes what it runs or hands it back; told a second time, it hands everything back at once.
+
+How to reach the stack is read from the home of one that runs on this machine, or from the environment:
+`TRACELAKE_INTERNAL_URL`, `TRACELAKE_WORKER_TOKEN` and `TRACELAKE_QUEUE_DSN` (all three come before the home), and
+`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_OBJECT_ROOT`. Secrets that jobs name are read from
+`TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`.
+
+Examples:
+
+    tracelake worker --runtime ecs_python
+
+    tracelake worker --runtime ecs_spark --home ./home --concurrency 4 --idle-timeout 10m
+
+    tracelake worker --runtime ecs_python --operators my_company.operators --operators ./extra_operator.py
+"""
+
+_DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
+_UNITS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_FACTS = ("TRACELAKE_INTERNAL_URL", "TRACELAKE_WORKER_TOKEN", "TRACELAKE_QUEUE_DSN")
+_MAY_BE = ("TRACELAKE_DATA_DSN", "TRACELAKE_STAGING_DSN", "TRACELAKE_OBJECT_ROOT", "TRACELAKE_SECRETS_FILE")
+
+
+def worker(
+    runtime: Annotated[
+        str, typer.Option(help="ecs_python, ecs_spark, lambda, or the name of a registered one.")
+    ],
+    home: Annotated[
+        Path, typer.Option(readable=False, help="The home of a stack on this machine; logs go there too.")
+    ] = DEFAULT_HOME,
+    queue: Annotated[
+        str | None, typer.Option(help="The runtime's queue.  [default: the runtime's name]")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Operators that run at once.")] = 2,
+    idle_timeout: Annotated[
+        str | None, typer.Option(help="End after so long without work, as in 30s or 10m.  [default: never]")
+    ] = None,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(help="Load operators from this module or .py file as well. Repeatable."),
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, max=86400, help="How long running tasks may go on when told to stop.")
+    ] = 30,
+    worker_id: Annotated[
+        str | None, typer.Option(help="Shown with its attempts.  [default: runtime, host and process]")
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Where the process id stands while the worker takes tasks.")
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
+) -> None:
+    from tracelake.worker.protection import make_undumpable
+
+    make_undumpable()
+    from tracelake.logs import configure_logs
+    from tracelake.worker.settings import WorkerSettings, new_worker_id
+
+    configure_logs("json" if log_format == "json" else "text")
+    idle = None if idle_timeout is None else _seconds(idle_timeout)
+    facts = _facts(home.absolute(), os.environ)
+    name = worker_id or new_worker_id(runtime)
+    settings = WorkerSettings(
+        runtime=runtime,
+        internal_url=facts.internal_url,
+        worker_token=facts.worker_token,
+        queue_dsn=facts.queue_dsn,
+        queue=queue or runtime,
+        data_dsn=facts.data_dsn,
+        staging_dsn=facts.staging_dsn,
+        object_root=facts.object_root,
+        log_folder=home.absolute() / "logs" / "tasks",
+        work_folder=home.absolute() / "work" / re.sub(r"[^A-Za-z0-9._-]", "-", name),
+        home=home.absolute() if home.exists() else None,
+        concurrency=concurrency,
+        idle_timeout=idle,
+        drain_seconds=drain_seconds,
+        operators=tuple(operators or ()),
+        worker_id=name,
+        secrets_file=facts.secrets_file,
+    )
+    _serve(settings, ready_file)
+
+
+worker.__doc__ = HELP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    internal_url: str
+    worker_token: Secret
+    queue_dsn: Secret
+    data_dsn: Secret | None
+    staging_dsn: Secret | None
+    object_root: Path
+    secrets_file: Path | None
+
+
+def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
+    """What is taken from the environment is taken out of it: nothing that the worker starts inherits it."""
+    given = {name: environment.pop(name, "") for name in (*_FACTS, *_MAY_BE)}
+    secrets_file = Path(given["TRACELAKE_SECRETS_FILE"]) if given["TRACELAKE_SECRETS_FILE"] else None
+    if all(given[name] for name in _FACTS):
+        url, token, queue_dsn = (given[name] for name in _FACTS)
+        data_dsn, staging_dsn, root, _ = (given[name] for name in _MAY_BE)
+        return _Facts(
+            internal_url=url,
+            worker_token=Secret(token),
+            queue_dsn=Secret(queue_dsn),
+            data_dsn=Secret(data_dsn) if data_dsn else None,
+            staging_dsn=Secret(staging_dsn) if staging_dsn else None,
+            object_root=Path(root).absolute() if root else home / "objects",
+            secrets_file=secrets_file,
+        )
+    return _of_home(home, secrets_file, [name for name in _FACTS if given[name]])
+
+
+def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
+    from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
+
+    handle = read_handle(home / DEV_FILE, DevHandle)
+    if handle is None:
+        missing = [name for name in _FACTS if name not in given]
+        raise Unavailable(
+            NOT_RUNNING,
+            f"no stack runs on the home {home}: start one with `{start_command(home)}`, "
+            f"or say where it is by {', '.join(missing)}",
+        )
+    return _Facts(
+        internal_url=handle.internal_url,
+        worker_token=Secret(handle.worker_token),
+        queue_dsn=Secret(handle.queue_dsn),
+        data_dsn=Secret(handle.data_write_dsn),
+        staging_dsn=Secret(handle.staging_dsn),
+        object_root=Path(handle.object_root),
+        secrets_file=secrets_file,
+    )
+
+
+def _serve(settings: WorkerSettings, ready_file: Path | None) -> None:
+    import asyncio
+
+    import uvloop
+
+    from tracelake.worker.app import run_worker
+
+    def ready() -> None:
+        if ready_file is not None:
+            ready_file.write_text(f"{os.getpid()}\n")
+        typer.echo(f"ready  {settings.worker_id}")
+
+    async def main() -> None:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+
+        def asked() -> None:
+            (hurry if stop.is_set() else stop).set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked)
+        await run_worker(settings, stop, hurry, ready)
+
+    try:
+        uvloop.run(main())
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+
+
+def _seconds(text: str) -> float:
+    matched = _DURATION.fullmatch(text.strip())
+    if matched is None:
+        raise Invalid("InvalidDuration", f"--idle-timeout takes seconds or 30s, 10m, 2h, 1d, not {text!r}")
+    return float(int(matched[1]) * _UNITS[matched[2]])

@@ -1,0 +1,114 @@
+"""Bundles and invokers on the wire: functions pushed by people, run by invokers, asked for by the Dispatcher.
+
+An invoker says every few seconds where it is (``POST /internal/invoker``) and is forgotten when it stops. The
+Dispatcher leases a task and hands it over in one call to one of them::
+
+    POST {url}/2015-03-31/functions/{function}/invocations
+    X-Trace-Worker-Token: ...
+    X-Amz-Invocation-Type: Event
+
+with an ``Invocation`` as its body; ``function`` is the hash of the bundle in hex, or ``noop``. Answers: 202, the
+invoker has it, and nobody else ever will; 429, no slot right now; 503 or another refusal, it was not taken.
+An attempt is handed over at most once, so after any other end of the call (a broken connection, no answer in
+time) the Dispatcher gives the attempt up, and the invoker may still be running it.
+
+The bundle itself is fetched from ``GET /internal/bundle?sha256=`` and must be verified before it is run.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
+
+from tracelake.contracts.dispatcher_api import TaskPayload
+
+INVOKE_PATH = "/2015-03-31/functions/{function}/invocations"
+NOOP_FUNCTION = "noop"
+REGISTER_SECONDS = 5.0
+"""How often an invoker says where it is."""
+FORGET_SECONDS = 20.0
+"""How long one that says nothing is still asked."""
+
+BundleHash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="SHA-256 of the zip file, in hex.")]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class BundleSummary(Struct, frozen=True):
+    """``bundle`` is what a DAG writes as ``udf.bundle``; ``bytes`` is the size of the zip file."""
+
+    bundle: str
+    bytes: int
+    unpacked_bytes: int
+    files: int
+    has_bootstrap: bool
+    pushed_by: str
+    created_at: datetime
+
+
+class BundleDetail(BundleSummary, frozen=True, kw_only=True):
+    names: list[str]
+
+
+class BundleQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: Annotated[int, Meta(ge=1, le=2**63 - 1)] | UnsetType = UNSET
+
+
+class BundlePage(Struct, frozen=True):
+    """Newest first."""
+
+    bundles: list[BundleSummary]
+    next: str | None
+
+
+class BundleContentQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: BundleHash
+
+
+class InvokerRegistration(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an invoker listens, without a path, and how many functions it runs at a time; one that is going
+    away says 0."""
+
+    url: Annotated[str, Meta(pattern=r"\Ahttps?://[A-Za-z0-9.:_\[\]-]{1,200}\Z")]
+    concurrency: Annotated[int, Meta(ge=0, le=100_000)]
+
+
+class InvokerRegistered(Struct, frozen=True):
+    """Say it again within ``again_in_seconds``."""
+
+    url: str
+    again_in_seconds: float
+
+
+class Invocation(TaskPayload, frozen=True, kw_only=True):
+    """What a function is invoked with: the claim's payload and the lease that was taken for it. ``udf`` is
+    ``{bundle, entrypoint}``."""
+
+    lease_token: UUID
+    lease_expires_at: datetime
+    capability_token: str
+
+    @classmethod
+    def of(
+        cls, task: TaskPayload, lease_token: UUID, lease_expires_at: datetime, capability_token: str
+    ) -> Invocation:
+        fields: dict[str, Any] = structs.asdict(task)
+        return cls(
+            **fields,
+            lease_token=lease_token,
+            lease_expires_at=lease_expires_at,
+            capability_token=capability_token,
+        )
+
+    def __repr__(self) -> str:
+        return f"Invocation({self.task_id}, attempt {self.attempt}, …)"
+
+
+def function_of(task: TaskPayload) -> str:
+    """The function that a task's payload asks for, as the invoke path names it."""
+    if task.udf is None:
+        return NOOP_FUNCTION
+    return str(task.udf["bundle"]).removeprefix("sha256:")

@@ -1,0 +1,49 @@
+"""A worker as a part: the same command that people run, one per runtime."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from tracelake.dev.child_process import ChildSpec
+from tracelake.dev.home import Home
+
+DRAIN_SECONDS = 2
+"""Ctrl-C ends the whole stack within 10 s: what isn't done by then is handed back and done after the next start."""
+START_SECONDS = 120.0
+"""A Spark server on a cold machine."""
+
+
+def worker_spec(
+    home: Home, runtime: str, *, environment: Callable[[], Mapping[str, str]], operators: Sequence[str] = ()
+) -> ChildSpec:
+    """``environment`` is asked for when the part is made: how to reach what was started before it."""
+    name = f"worker-{runtime}"
+    ready_file = home.folder / f"{name}.pid"
+
+    def argv() -> list[str]:
+        ready_file.unlink(missing_ok=True)
+        return [
+            *(sys.executable, "-m", "tracelake", "worker", "--runtime", runtime),
+            *("--home", str(home.folder), "--ready-file", str(ready_file)),
+            *("--drain-seconds", str(DRAIN_SECONDS)),
+            *(option for each in operators for option in ("--operators", each)),
+        ]
+
+    def ready(pid: int) -> bool:
+        try:
+            return ready_file.read_text().strip() == str(pid)
+        except FileNotFoundError:
+            return False
+
+    return ChildSpec(
+        name=name,
+        argv=argv,
+        ready=ready,
+        folder=home.folder,
+        log=home.logs / f"{name}.log",
+        env={**os.environ, **environment()},
+        start_timeout=START_SECONDS,
+        stop_timeout=5.0,
+    )

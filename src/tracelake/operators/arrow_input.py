@@ -1,0 +1,142 @@
+"""Inputs as Arrow tables: committed files, cut to the scope, filtered by ``where`` as Postgres would."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from tracelake.domain.errors import Invalid
+from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate
+from tracelake.objects.prefix import ObjectLocation
+from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
+from tracelake.operators.parquet_file import local_path
+from tracelake.operators.where_literal import Kind, Verdict, align
+
+
+def read_arrow(source: Input) -> pa.Table:
+    files = source.files()
+    if not files:
+        return pa.table({})
+    paths = [str(local_path(ObjectLocation.parse(file.location))) for file in files]
+    dataset = pads.dataset(paths, format="parquet")
+    filters = []
+    if source.scope is not None:
+        if BLOCK_COLUMN in dataset.schema.names:
+            block = pc.field(BLOCK_COLUMN)
+            filters.append((block >= source.scope.start) & (block <= source.scope.end))
+        else:
+            check_cut(files, source.scope, source.name)
+    if (predicate := source.predicate) is not None:
+        filters.append(where_expression(predicate, dataset.schema))
+    combined = None
+    for condition in filters:
+        combined = condition if combined is None else combined & condition
+    return dataset.to_table(filter=combined)
+
+
+def where_expression(tree: Predicate, schema: pa.Schema) -> Any:
+    """An Arrow expression; unknown is null, which a filter leaves out."""
+    match tree:
+        case Compare(column, op, value):
+            return _compare(schema, column, op, value)
+        case CompareColumns(column, op, other):
+            return _compare_columns(schema, column, op, other)
+        case InList(column, values, negated):
+            terms = [_compare(schema, column, Op.NE if negated else Op.EQ, value) for value in values]
+            return _joined(terms, all_of=negated)
+        case IsNull(column, negated):
+            if column not in schema.names:
+                return pc.scalar(not negated)
+            return pc.field(column).is_valid() if negated else pc.field(column).is_null()
+        case And(terms):
+            return _joined([where_expression(term, schema) for term in terms], all_of=True)
+        case Or(terms):
+            return _joined([where_expression(term, schema) for term in terms], all_of=False)
+        case _:
+            assert_never(tree)
+
+
+def kind_of(type_: pa.DataType) -> Kind:
+    tests: list[tuple[Kind, Any]] = [
+        ("bool", pa.types.is_boolean),
+        ("integer", pa.types.is_integer),
+        ("float", pa.types.is_floating),
+        ("decimal", pa.types.is_decimal),
+        ("text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
+        ("bytes", lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t)),
+        ("instant", pa.types.is_timestamp),
+        ("date", pa.types.is_date),
+    ]
+    return next((kind for kind, is_kind in tests if is_kind(type_)), "other")
+
+
+def _compare(schema: pa.Schema, column: str, op: Op, value: Any) -> Any:
+    if column not in schema.names:
+        return _unknown()
+    type_ = schema.field(column).type
+    kind = kind_of(type_)
+    field = pc.field(column)
+    aligned = align(kind, op, value)
+    if isinstance(aligned, Verdict):
+        return _constant(field, aligned)
+    op, literal = aligned
+    if kind == "instant":
+        literal = pa.scalar(literal if type_.tz else literal.replace(tzinfo=None), type=type_)
+    compared = _apply(field, op, pc.scalar(literal))
+    if kind == "float" and op in (Op.GT, Op.GE):
+        return compared | pc.is_nan(field)
+    return compared
+
+
+def _compare_columns(schema: pa.Schema, column: str, op: Op, other: str) -> Any:
+    if column not in schema.names or other not in schema.names:
+        return _unknown()
+    kinds = {kind_of(schema.field(name).type) for name in (column, other)}
+    if kinds & {"other", "float"} or (len(kinds) > 1 and kinds != {"integer", "decimal"}):
+        raise Invalid("InvalidWhere", f"columns {column} and {other} can't be compared here")
+    return _apply(pc.field(column), op, pc.field(other))
+
+
+def _apply(left: Any, op: Op, right: Any) -> Any:
+    match op:
+        case Op.EQ:
+            return left == right
+        case Op.NE:
+            return left != right
+        case Op.LT:
+            return left < right
+        case Op.LE:
+            return left <= right
+        case Op.GT:
+            return left > right
+        case Op.GE:
+            return left >= right
+        case _:
+            assert_never(op)
+
+
+def _constant(field: Any, verdict: Verdict) -> Any:
+    match verdict:
+        case Verdict.ALWAYS:
+            return field.is_valid()
+        case Verdict.NEVER:
+            return pc.scalar(False)
+        case Verdict.UNKNOWN:
+            return _unknown()
+        case _:
+            assert_never(verdict)
+
+
+def _unknown() -> Any:
+    return pc.scalar(pa.scalar(None, pa.bool_()))
+
+
+def _joined(terms: list[Any], *, all_of: bool) -> Any:
+    """Three-valued: ``&`` and ``|`` of expressions are Kleene's."""
+    joined = terms[0]
+    for term in terms[1:]:
+        joined = joined & term if all_of else joined | term
+    return joined

@@ -1,0 +1,181 @@
+"""``Context``: everything that an operator is given, and everything it may do.
+
+    ctx.config                      the job's configuration, as the DAG has it
+    ctx.blocks, ctx.scope           the blocks to work on, each of them or their bounds; a source has none
+    ctx.inputs[0], ctx.inputs["logs"]
+                                    .files(), .arrow(), .dataframe(): committed files only, cut to scope and where
+    ctx.outputs[0], ctx.outputs["result"]
+                                    .write(table or DataFrame), .announce(cursor=…), .stage(rows)
+    ctx.spark                       the attempt's own Spark session (``ecs_spark``)
+    ctx.emit(events…)               tell the platform now; returns once it has accepted them
+    ctx.publish(dataset, records)   records for a buffered dataset
+    ctx.commit(…)                   make staged Postgres rows visible now (sources)
+    ctx.progress(done=, total=)     for people to see
+    ctx.state, ctx.save(state)      what a later attempt of this task finds
+    ctx.canceled, ctx.paused        look at them in long loops
+    ctx.log                         goes to the attempt's log, as print does
+
+An operator ends by returning (all is reported then, at once) or by raising. ``Invalid`` says that trying again
+won't help; after anything else the task is retried. Nothing is visible to readers before the attempt's
+completion is accepted, and of a superseded attempt it never is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracelake.contracts.dispatcher_api import MAX_EVENTS, EventIn, OutputIn, TaskPayload
+from tracelake.contracts.operator_protocol import CommitRows, EmitEvents, PublishRecords, SaveState
+from tracelake.domain.errors import Invalid
+from tracelake.operators.attempt_logger import AttemptLogger
+from tracelake.operators.by_name import ByName
+from tracelake.operators.inputs import Input
+from tracelake.operators.link import Link
+from tracelake.operators.outputs import Output
+from tracelake.operators.progress import Progress
+from tracelake.operators.scope import Scope, scope_of_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Context:
+    def __init__(
+        self, task: TaskPayload, link: Link, *, state: Any = None, staging_dsn: str | None = None
+    ) -> None:
+        self._link = link
+        self._progress = Progress(link.report)
+        self._emitted: set[Any] = set()
+        self.task = task
+        self.config: Mapping[str, Any] = task.config
+        self.scope: Scope | None = scope_of_task(task)
+        self.state: Any = state
+        self.log = AttemptLogger()
+        self.inputs = ByName("input", [Input(read, link) for read in task.inputs])
+        self.outputs = ByName("output", [Output(output, self.scope, staging_dsn) for output in task.outputs])
+
+    @property
+    def blocks(self) -> range:
+        """The block numbers of the scope, one by one; empty when a cursor hasn't moved."""
+        if self.scope is None:
+            raise Invalid("InvalidScope", f"operator {self.task.operator!r} runs as a source, without blocks")
+        return range(self.scope.start, self.scope.end + 1)
+
+    @property
+    def spark(self) -> SparkSession:
+        return self._link.spark()
+
+    @property
+    def canceled(self) -> bool:
+        """The attempt is to stop soon; the process is killed a moment later."""
+        return self._link.canceled
+
+    @property
+    def paused(self) -> bool:
+        """A source produces nothing new while this holds."""
+        return self._link.paused
+
+    def wait_while_paused(self) -> bool:
+        """False when the attempt is canceled and should return."""
+        while self._link.paused and not self._link.canceled:
+            self._link.wait(60)
+        return not self._link.canceled
+
+    def sleep(self, seconds: float) -> bool:
+        """Like ``time.sleep``, but ends early when the attempt is canceled, and then returns False."""
+        until = time.monotonic() + seconds
+        while not self._link.canceled and (left := until - time.monotonic()) > 0:
+            self._link.wait(left)
+        return not self._link.canceled
+
+    def emit(self, *events: EventIn | Mapping[str, Any]) -> None:
+        """Send events now: what a source does. ``ctx.outputs[0].event(cursor=…)`` makes one."""
+        parsed = [_event(event) for event in events]
+        for batch in _batches(parsed, MAX_EVENTS):
+            self._link.call(EmitEvents(batch))
+            self._emitted.update(ref for event in batch for ref in (event.dataset_uuid, event.dataset))
+
+    def publish(self, dataset: str, records: Sequence[Mapping[str, Any]], *, schema_hash: str = "") -> Any:
+        rows = [dict(record) for record in records]
+        return self._link.call(PublishRecords(dataset=dataset, schema_hash=schema_hash, records=rows))
+
+    def commit(
+        self,
+        outputs: Sequence[Output],
+        *,
+        start: int,
+        end: int,
+        events: Iterable[EventIn | Mapping[str, Any]] = (),
+    ) -> int:
+        """Replace blocks ``start``–``end`` of Postgres outputs by what was staged, and answer with how many rows
+        that were; the events are sent before this returns, also if the process dies in between."""
+        for output in outputs:
+            output.finish_staging()
+        after = [_event(event) for event in events]
+        indexes = [output.index for output in outputs]
+        answer = self._link.call(CommitRows(outputs=indexes, start=start, end=end, events=after))
+        done = msgspec.convert(answer, list[OutputIn])
+        for output, committed in zip(outputs, done, strict=True):
+            output.committed(committed)
+        return sum(committed.row_count or 0 for committed in done)
+
+    def progress(
+        self, *, done: int | None = None, total: int | None = None, message: str | None = None, **fields: Any
+    ) -> None:
+        """Shown on the task's row; call it as often as you like, only the latest counts."""
+        named = {"done": done, "total": total, "message": message}
+        self._progress.update({key: value for key, value in named.items() if value is not None} | fields)
+
+    def spark_progress(self, fields: Mapping[str, Any]) -> None:
+        """For the platform: what Spark says about itself stands beside what the operator says."""
+        with suppress(ValueError):
+            self._progress.update(fields)
+
+    def save(self, state: Any) -> None:
+        """Keep a small JSON value (64 KiB) for later attempts of this task, such as how far it came."""
+        self._link.call(SaveState(state))
+        self.state = state
+
+    def finish(self) -> tuple[list[OutputIn], list[EventIn]]:
+        """What the completion reports. For the platform; an operator just returns."""
+        self._progress.finish()
+        for output in self.outputs:
+            if (due := output.commit_due) is not None:
+                event = output.scope_event() if self.scope is not None and self.scope.by_cursor else None
+                self.commit([output], start=due.start, end=due.end, events=[event] if event else [])
+        reported: list[OutputIn] = []
+        events: list[EventIn] = []
+        for output in self.outputs:
+            said = bool({output.dataset_uuid, output.dataset} & (self._emitted - {None}))
+            files, announced = output.report(said)
+            reported += files
+            events += announced
+        if len(reported) > MAX_EVENTS:
+            raise Invalid(
+                "TooManyOutputs", f"{len(reported)} scopes were written; at most {MAX_EVENTS} at once"
+            )
+        while len(events) > MAX_EVENTS:
+            self.emit(*events[:MAX_EVENTS])
+            del events[:MAX_EVENTS]
+        return reported, events
+
+
+def _event(event: EventIn | Mapping[str, Any]) -> EventIn:
+    if isinstance(event, EventIn):
+        return event
+    try:
+        return msgspec.convert(dict(event), EventIn)
+    except msgspec.ValidationError as error:
+        raise Invalid("InvalidEvent", f"not an event: {error}") from None
+
+
+def _batches(events: Sequence[EventIn], size: int) -> Iterable[list[EventIn]]:
+    remaining = iter(events)
+    while batch := list(islice(remaining, size)):
+        yield batch

@@ -1,0 +1,96 @@
+"""Claimed tasks and operators for tests of the worker's parts, without a Dispatcher and without processes.
+
+A ``ScriptedOperator`` stands where an operator process would: what it says is written down beforehand, or decided
+by what it hears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+from tracelake.contracts.dispatcher_api import (
+    ClaimResponse,
+    JobRef,
+    PayloadInput,
+    PayloadOutput,
+    TaskPayload,
+)
+from tracelake.contracts.operator_protocol import FromOperator, Run, ToOperator
+from tracelake.worker.held_task import HeldTask
+from tracelake.worker.operator_process import OperatorGone
+
+
+def payload(task_id: UUID | None = None, **changes: Any) -> TaskPayload:
+    read = PayloadInput(0, uuid4(), uuid4(), 0, None, "none", start=0, end=9, partition_key="0-9")
+    fields: dict[str, Any] = {
+        "task_id": task_id or uuid4(),
+        "attempt": 1,
+        "epoch": 1,
+        "job": JobRef("dag", "job"),
+        "operator": "noop",
+        "config": {},
+        "inputs": [read],
+        "outputs": [PayloadOutput(0, "out", uuid4(), uuid4(), "none", 0)],
+        "runtime": "ecs_python",
+        "timeout_seconds": 600,
+        "heartbeat_timeout_seconds": 120,
+        "update_strategy": "replace",
+        "unique_key": [],
+        "secrets": [],
+        **changes,
+    }
+    return TaskPayload(**fields)
+
+
+def claimed(task: TaskPayload) -> ClaimResponse:
+    return ClaimResponse(
+        "Claimed",
+        task.task_id,
+        attempt=task.attempt,
+        lease_token=uuid4(),
+        capability_token="capability-of-the-attempt",
+        task=task,
+    )
+
+
+def held_task(**changes: Any) -> HeldTask:
+    task = payload(**changes)
+    answer = claimed(task)
+    assert answer.lease_token is not None
+    return HeldTask(answer, task, answer.lease_token, ["receipt"])
+
+
+Script = Callable[[ToOperator], Sequence[FromOperator | Exception]]
+
+
+class ScriptedOperator:
+    """``script`` answers what it is told; an exception is how the process goes."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._said: asyncio.Queue[FromOperator | Exception] = asyncio.Queue()
+        self.heard: list[ToOperator] = []
+        self.was_killed = False
+
+    async def run(self, run: Run, log_fd: int) -> None:
+        await self.send(run)
+
+    async def send(self, message: ToOperator) -> None:
+        if self.was_killed:
+            raise OperatorGone("killed")
+        self.heard.append(message)
+        for said in self._script(message):
+            self._said.put_nowait(said)
+
+    async def receive(self) -> FromOperator:
+        said = await self._said.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def kill(self) -> None:
+        self.was_killed = True
+        self._said.put_nowait(OperatorGone("killed by SIGKILL"))

@@ -1,0 +1,178 @@
+"""A worker process, put together: queue, Dispatcher, operators, and for some runtimes a Spark or an invoker.
+
+Starting waits for a Dispatcher and a queue that aren't there yet, and refuses with a reason what waiting can't
+cure. ``stop`` begins the drain, ``hurry`` cuts it short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import structlog
+
+from tracelake.domain.errors import Unavailable
+from tracelake.hot.commit import HotStore
+from tracelake.queue.postgres import PostgresQueue
+from tracelake.worker.data_commit import DataCommitter
+from tracelake.worker.dispatcher_client import DispatcherClient
+from tracelake.worker.drain import drain
+from tracelake.worker.operator_host_client import HostSpec
+from tracelake.worker.operator_supply import OperatorSupply
+from tracelake.worker.secret_provider import SecretProvider
+from tracelake.worker.settings import LAMBDA, SPARK, WorkerSettings
+from tracelake.worker.spark_engine import SparkEngine
+from tracelake.worker.work_folder import own_work_folder
+from tracelake.worker.wrapper import Wrapper
+
+Ready = Callable[[], None]
+
+_QUEUE_PAUSES = (0.1, 5.0)
+_POLL_END_SECONDS = 5.0
+_WAKE_UPS_SECONDS = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+async def run_worker(
+    settings: WorkerSettings, stop: asyncio.Event, hurry: asyncio.Event, on_ready: Ready
+) -> None:
+    """Until it is stopped, or idle for too long."""
+    if settings.runtime == LAMBDA:
+        from tracelake.worker.lambda_.app import run_invoker
+
+        await run_invoker(settings, stop, on_ready, hurry)
+        return
+    async with AsyncExitStack() as parts:
+        wrapper = await _or_stopped(stop, _start(settings, parts))
+        if wrapper is None:
+            return
+        _log.info("worker_ready", runtime=settings.runtime, worker_id=settings.worker_id)
+        on_ready()
+        await _serve(wrapper, settings, stop, hurry)
+    _log.info("worker_stopped", worker_id=settings.worker_id)
+
+
+async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
+    secrets = SecretProvider(os.environ, settings.secrets_file)
+    parts.enter_context(own_work_folder(settings.work_folder))
+    settings.log_folder.mkdir(parents=True, exist_ok=True)
+    client = DispatcherClient(settings.internal_url, settings.worker_token)
+    parts.push_async_callback(client.close)
+    supply = OperatorSupply(_host_spec(settings), settings.concurrency)
+    parts.push_async_callback(supply.close)
+    await supply.start()
+    engine = await _start_spark(settings, supply, parts) if settings.runtime == SPARK else None
+    supply.warm_up()
+    await parts.enter_async_context(_running(supply.watch()))
+    queue = await _open_queue(settings)
+    parts.push_async_callback(queue.close)
+    await client.check()
+    committer = None
+    if settings.data_dsn is not None:
+        committer = DataCommitter(HotStore(settings.data_dsn))
+        parts.push_async_callback(committer.close)
+    wrapper = Wrapper(
+        settings,
+        client=client,
+        queue=queue,
+        operators=supply,
+        secrets=secrets,
+        committer=committer,
+        engine=engine,
+    )
+    if engine is not None:
+        await parts.enter_async_context(_running(wrapper.watch_spark(engine)))
+    return wrapper
+
+
+async def _serve(
+    wrapper: Wrapper, settings: WorkerSettings, stop: asyncio.Event, hurry: asyncio.Event
+) -> None:
+    polling = asyncio.create_task(wrapper.poll(stop))
+    attempts = [asyncio.create_task(wrapper.run_attempts()) for _ in range(settings.concurrency)]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([polling, stopped, *attempts], return_when=asyncio.FIRST_COMPLETED)
+        # A claim that is under way is better taken than left to its lease.
+        await asyncio.wait([polling], timeout=min(_POLL_END_SECONDS, settings.drain_seconds))
+        if not polling.done():
+            polling.cancel()
+            await asyncio.wait([polling])
+        await drain(wrapper, settings.drain_seconds, hurry)
+        for task in (polling, *attempts):
+            if task.done() and not task.cancelled():
+                task.result()
+    finally:
+        stopped.cancel()
+        for task in (polling, *attempts):
+            task.cancel()
+        await asyncio.gather(polling, stopped, *attempts, return_exceptions=True)
+        wrapper.heartbeats.close()
+        await wrapper.wake_ups.close(_WAKE_UPS_SECONDS)
+
+
+async def _start_spark(
+    settings: WorkerSettings, supply: OperatorSupply, parts: AsyncExitStack
+) -> SparkEngine:
+    from tracelake.worker.spark_server import spark_engine
+    from tracelake.worker.spark_settings import SparkSettings
+
+    engine = spark_engine(SparkSettings.from_environment(os.environ), supply, settings.work_folder / "spark")
+    parts.push_async_callback(engine.stop)
+    await engine.start()
+    await supply.use_spark(engine.target)
+    await parts.enter_async_context(_running(engine.watch()))
+    return engine
+
+
+def _host_spec(settings: WorkerSettings) -> HostSpec:
+    hidden = () if settings.secrets_file is None else (settings.secrets_file,)
+    return HostSpec(
+        home=settings.home,
+        object_root=settings.object_root,
+        work_folder=settings.work_folder,
+        operators=settings.operators,
+        preload_spark=settings.runtime == SPARK,
+        hidden=hidden,
+    )
+
+
+async def _open_queue(settings: WorkerSettings) -> PostgresQueue:
+    pause, longest = _QUEUE_PAUSES
+    said = False
+    while True:
+        try:
+            return await PostgresQueue.open(settings.queue_dsn.reveal())
+        except Unavailable as error:
+            if not said:
+                said = True
+                _log.warning("queue_away", queue=settings.queue, error=error.message)
+        await asyncio.sleep(pause)
+        pause = min(longest, pause * 2)
+
+
+async def _or_stopped(stop: asyncio.Event, starting: Coroutine[Any, Any, Wrapper]) -> Wrapper | None:
+    """None when it was told to stop before it had started."""
+    start = asyncio.create_task(starting)
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([start, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if start.done():
+        return start.result()
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    return None
+
+
+@asynccontextmanager
+async def _running(background: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(background)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

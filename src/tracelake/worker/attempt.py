@@ -1,0 +1,210 @@
+"""Step 5, run: one attempt in an operator process, from its preparation to what must be reported of it.
+
+The operator gets its own variables, its declared secrets and its staging folders, and nothing of the worker's.
+Whatever happens, ``run`` answers: a missing secret, a full disk or a process that dies are failures of the attempt,
+never of the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest
+from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkTarget
+from tracelake.domain.errors import Forbidden, TracelakeError
+from tracelake.secret import Secret
+from tracelake.worker.attempt_log import AttemptLog
+from tracelake.worker.calls import Calls, Committer
+from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
+from tracelake.worker.dispatcher_client import DispatcherClient
+from tracelake.worker.held_task import HeldTask, Stop
+from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.outcome import conclude
+from tracelake.worker.secret_provider import MissingSecret, SecretProvider
+from tracelake.worker.settings import WorkerSettings
+from tracelake.worker.spark_engine import SparkEngine
+from tracelake.worker.staging import prepare_staging
+
+_NOT_WORTH_A_RETRY = (MissingSecret, Forbidden)
+_SHORTEST_HIDDEN = 4
+_SHOWN_AFTER = 1.0
+"""Attempts that are over by then leave one line in the worker's log, longer ones two."""
+
+
+class Operators(Protocol):
+    """Where operator processes come from; ``owner`` is the uid they run as, None for the wrapper's own."""
+
+    @property
+    def owner(self) -> int | None: ...
+
+    @property
+    def available(self) -> bool: ...
+
+    async def take(self) -> Process: ...
+
+    async def give_back(self, process: Process, *, reusable: bool) -> None: ...
+
+    async def use_spark(self, target: SparkTarget | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRunner:
+    settings: WorkerSettings
+    operators: Operators
+    client: DispatcherClient
+    secrets: SecretProvider
+    committer: Committer | None
+    engine: SparkEngine | None
+    on_progress: Callable[[HeldTask], None]
+
+    async def run(self, held: HeldTask) -> CompleteRequest | None:
+        """What to report, or None when nobody waits for a report."""
+        if held.stopped is not None:
+            return conclude(held, None, "it wasn't started")
+        loop = asyncio.get_running_loop()
+        shown = loop.call_later(_SHOWN_AFTER, _log_running, held)
+        try:
+            return await self._run(held)
+        except (TracelakeError, OperatorGone, OSError) as error:
+            held.log.warning("attempt_not_started", error=str(error))
+            retryable = not isinstance(error, _NOT_WORTH_A_RETRY)
+            return held.completion("Failed", f"it could not be started: {error}", retryable=retryable)
+        except Exception as error:
+            held.log.exception("attempt_broke_the_worker")
+            return held.completion("Failed", f"{type(error).__name__} in the worker: {error}")
+        finally:
+            shown.cancel()
+
+    async def _run(self, held: HeldTask) -> CompleteRequest | None:
+        payload = held.payload
+        secrets = self.secrets.resolve(payload.secrets)
+        if any(output.staging is not None for output in payload.outputs):
+            await asyncio.to_thread(
+                prepare_staging, self.settings.object_root, payload.outputs, self.operators.owner
+            )
+        loop = asyncio.get_running_loop()
+        until = None if held.is_source else loop.time() + payload.timeout_seconds
+        timer = None if until is None else loop.call_at(until, held.stop, Stop.TIMED_OUT)
+        try:
+            calls = Calls(held, self.client, self.committer, until)
+            await calls.begin()
+            target = None
+            if self.engine is not None:
+                held.generation, target = self.engine.generation, self.engine.target
+            return await self._converse(held, calls, secrets, target)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _converse(
+        self, held: HeldTask, calls: Calls, secrets: Mapping[str, Secret], target: SparkTarget | None
+    ) -> CompleteRequest | None:
+        hidden = [held.token.reveal(), *(each.reveal() for each in secrets.values())]
+        log = _Log.open(self.settings, held, hidden)
+        try:
+            run = self._message(held, secrets, target)
+            finished, gone = await self._with_process(held, calls, run, log.write_fd)
+            completion = _without(hidden, conclude(held, finished, gone))
+            if completion is not None and completion.error_message:
+                log.note(completion.error_message)
+            elif held.stopped is not None:
+                log.note(f"stopped: {held.stopped}")
+            return completion
+        finally:
+            await log.close()
+
+    async def _with_process(
+        self, held: HeldTask, calls: Calls, run: Run, log_fd: int
+    ) -> tuple[Finished | None, str]:
+        """What the operator said in the end, or what happened instead."""
+        process = await self.operators.take()
+        finished: Finished | None = None
+        reusable = False
+        try:
+            if held.stopped is not None:
+                reusable = True
+                return None, "it was not started"
+            conversation = Conversation(held, process, calls, on_progress=self.on_progress)
+            finished = await conversation.hold(run, log_fd)
+            reusable = finished.reusable and conversation.clean and not held.payload.secrets
+            await calls.say(finished.events[:-MAX_EVENTS])
+            return finished, ""
+        except OperatorGone as error:
+            return None, f"the operator process ended before it had finished: {error}"
+        except OperatorMisbehaved as error:
+            return None, f"the operator process was ended: {error}"
+        except TracelakeError as error:
+            return None, f"its last events were not accepted: {error}"
+        finally:
+            if self.engine is not None and (finished is None or held.stopped is not None):
+                await self._interrupt_spark(held)
+            await self.operators.give_back(process, reusable=reusable)
+
+    def _message(self, held: HeldTask, secrets: Mapping[str, Secret], target: SparkTarget | None) -> Run:
+        settings = self.settings
+        return Run(
+            version=VERSION,
+            task=held.payload,
+            environment={
+                **{name: value.reveal() for name, value in secrets.items()},
+                "TRACE_TASK_CAPABILITY_TOKEN": held.token.reveal(),
+                "TRACE_TASK_ID": str(held.task_id),
+                "TRACE_ATTEMPT": str(held.attempt),
+                "TRACE_LEASE_TOKEN": str(held.lease_token),
+                "TRACE_DISPATCHER_URL": settings.internal_url,
+            },
+            spark=target,
+            staging_dsn=None if settings.staging_dsn is None else settings.staging_dsn.reveal(),
+            state=held.payload.state,
+        )
+
+    async def _interrupt_spark(self, held: HeldTask) -> None:
+        assert self.engine is not None
+        await self.engine.interrupt(str(held.task_id), held.attempt, held.payload.epoch or 0)
+
+
+class _Log:
+    """The attempt's log; or nothing, when the disk has no room for one: the work goes on without."""
+
+    def __init__(self, log: AttemptLog | None) -> None:
+        self._log = log
+        self.write_fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC) if log is None else log.write_fd
+
+    @classmethod
+    def open(cls, settings: WorkerSettings, held: HeldTask, redact: Sequence[str]) -> _Log:
+        try:
+            return cls(AttemptLog.open(settings.log_folder, str(held.task_id), held.attempt, redact))
+        except OSError as error:
+            held.log.warning("attempt_without_log", error=str(error))
+            return cls(None)
+
+    def note(self, text: str) -> None:
+        if self._log is not None:
+            self._log.note(text)
+
+    async def close(self) -> None:
+        if self._log is None:
+            os.close(self.write_fd)
+        else:
+            await self._log.close()
+
+
+def _without(hidden: Sequence[str], completion: CompleteRequest | None) -> CompleteRequest | None:
+    """A traceback may quote a secret; the task's row is for everybody to read."""
+    if completion is None or completion.error_message is None:
+        return completion
+    said = completion.error_message
+    for value in hidden:
+        if len(value) >= _SHORTEST_HIDDEN:
+            said = said.replace(value, "•••")
+    return msgspec.structs.replace(completion, error_message=said)
+
+
+def _log_running(held: HeldTask) -> None:
+    held.log.info("attempt_running")

@@ -1,0 +1,152 @@
+"""Bundles on the invoker's disk: fetched once, verified before each run, unpacked afresh for each environment.
+
+A bundle's name is the SHA-256 of its zip file, so nothing but the content decides. The hash is taken when the
+zip arrives and again before anything is unpacked from it; for a warm environment, which reads nothing of the zip
+any more, it is taken again only if the file has been touched since. A zip that no longer matches is thrown away
+and fetched anew. Unpacking goes into a folder that is new and private, and stops at every limit that
+``check_zip`` has found declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from tracelake.domain.bundle_zip import MAX_BUNDLE_BYTES, BundleListing, check_zip
+from tracelake.domain.errors import Invalid
+from tracelake.worker.lambda_.function_layer import open_to_readers
+
+MAX_CACHED_BYTES = 1024 * 1024 * 1024
+
+Fetch = Callable[[str], AsyncIterator[bytes]]
+_Mark = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBundle:
+    """A zip file, open, whose content was just found to have the hash. What is unpacked is what was hashed:
+    the name may lead elsewhere by then."""
+
+    sha256: str
+    file: BinaryIO
+    listing: BundleListing
+
+    def unpack(self, folder: Path) -> None:
+        """Into ``folder``, which must not exist. Files are readable by anyone, and by nobody changed."""
+        folder.mkdir()
+        self.file.seek(0)
+        try:
+            with zipfile.ZipFile(self.file) as archive:
+                for entry in archive.infolist():
+                    _unpack_entry(archive, entry, folder, entry.filename in self.listing.executables)
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as error:
+            raise Invalid("InvalidBundle", f"not a bundle: it can't be unpacked: {error}") from None
+        open_to_readers(folder)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _unpack_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, root: Path, executable: bool) -> None:
+    target = root / entry.filename
+    if entry.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as out, archive.open(entry) as content:
+        shutil.copyfileobj(content, out)
+        os.fchmod(descriptor, 0o555 if executable else 0o444)
+
+
+class BundleCache:
+    def __init__(self, folder: Path, fetch: Fetch) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._fetch = fetch
+        self._seen: dict[str, _Mark] = {}
+        self._arriving: dict[str, asyncio.Lock] = {}
+        for leftover in folder.glob(".*"):
+            leftover.unlink()
+
+    async def open(self, sha256: str) -> VerifiedBundle:
+        """Hashed just now. ``Invalid`` when the bytes are no bundle, or not the ones that were asked for."""
+        async with self._arriving.setdefault(sha256, asyncio.Lock()):
+            found = await asyncio.to_thread(self._open_cached, sha256)
+            if found is None:
+                await self._arrive(sha256)
+                found = await asyncio.to_thread(self._open_cached, sha256)
+            if found is None:
+                raise Invalid("BundleMismatch", f"the bundle's content doesn't match sha256:{sha256}")
+            return found
+
+    async def touched(self, sha256: str) -> bool:
+        """Whether the zip has changed, or gone, since it was verified."""
+        return self._seen.get(sha256) != _mark(self._path(sha256))
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.zip"
+
+    def _open_cached(self, sha256: str) -> VerifiedBundle | None:
+        path = self._path(sha256)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        try:
+            mark = _mark(path)
+            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                bundle = VerifiedBundle(sha256, file, check_zip(file))
+                if mark is not None:
+                    self._seen[sha256] = mark
+                return bundle
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        path.unlink(missing_ok=True)
+        return None
+
+    async def _arrive(self, sha256: str) -> None:
+        temporary = self._folder / f".{uuid4().hex}"
+        size = 0
+        try:
+            with temporary.open("xb") as out:
+                os.fchmod(out.fileno(), 0o600)
+                async for part in self._fetch(sha256):
+                    size += len(part)
+                    if size > MAX_BUNDLE_BYTES:
+                        raise Invalid(
+                            "InvalidBundle", f"the bundle is larger than {MAX_BUNDLE_BYTES >> 20} MiB"
+                        )
+                    out.write(part)
+            os.replace(temporary, self._path(sha256))
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._make_room(sha256)
+
+    def _make_room(self, kept: str) -> None:
+        """The zips that were fetched longest ago go first; they can be fetched again."""
+        files = sorted(self._folder.glob("*.zip"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        total = 0
+        for path in files:
+            total += path.stat().st_size
+            if total > MAX_CACHED_BYTES and path.stem != kept:
+                path.unlink(missing_ok=True)
+                self._seen.pop(path.stem, None)
+
+
+def _mark(path: Path) -> _Mark | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,114 @@
+"""A new function environment: the bundle is verified and unpacked, then its runtime started in a sandbox.
+
+There is no other way in this package to start a function, so none ever runs outside of a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+from tracelake.contracts.bundles import NOOP_FUNCTION
+from tracelake.domain.bundle_entrypoint import BundleKind, find_entrypoint
+from tracelake.domain.errors import Conflict
+from tracelake.worker.lambda_.bundle_cache import BundleCache, VerifiedBundle
+from tracelake.worker.lambda_.environment import Environment, Surroundings
+from tracelake.worker.lambda_.function_layer import add_builtin, add_node_client
+from tracelake.worker.lambda_.function_output import FunctionOutput
+from tracelake.worker.lambda_.function_program import API_PORT, FunctionIdentity, program_for
+from tracelake.worker.lambda_.runtime_api import RuntimeApi
+from tracelake.worker.sandbox import Sandbox, SandboxedProcess, SandboxLimits, SandboxSpec
+from tracelake.worker.sandbox.gateway import Gateway, GatewayRequest
+
+_CPUS = 1.0
+"""A function may not have the whole machine, whatever the machine has."""
+
+
+class EnvironmentStarter:
+    """``layer`` is what ``function_layer`` has built; environments live in folders below ``folder``."""
+
+    def __init__(
+        self, sandbox: Sandbox, bundles: BundleCache, *, layer: Path, folder: Path, internal_url: str
+    ) -> None:
+        self._sandbox = sandbox
+        self._bundles = bundles
+        self._layer = layer
+        self._folder = folder
+        self._internal_url = internal_url
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+
+    async def start(self, function: FunctionIdentity, log_fd: int) -> Environment:
+        folder = self._folder / uuid4().hex
+        output = FunctionOutput()
+        output.attach(log_fd)
+        try:
+            folder.mkdir(mode=0o700)
+            kind = await self._prepare(function, folder / "task")
+            return await self._launch(function, kind, folder, output)
+        except BaseException:
+            await output.detach()
+            await output.close()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+
+    async def still_good(self, function: FunctionIdentity) -> bool:
+        return function.bundle == NOOP_FUNCTION or not await self._bundles.touched(function.bundle)
+
+    async def _prepare(self, function: FunctionIdentity, code: Path) -> BundleKind:
+        if function.bundle == NOOP_FUNCTION:
+            add_builtin("noop", code)
+            return "python"
+        bundle = await self._bundles.open(function.bundle)
+        try:
+            return await asyncio.to_thread(_unpack, bundle, function.entrypoint, code)
+        finally:
+            bundle.close()
+
+    async def _launch(
+        self, function: FunctionIdentity, kind: BundleKind, folder: Path, output: FunctionOutput
+    ) -> Environment:
+        program = await asyncio.to_thread(program_for, function, kind, self._layer, folder.name)
+        spec = SandboxSpec(
+            argv=program.argv,
+            env=program.env,
+            code=folder / "task",
+            runtime=program.runtime,
+            listen=[API_PORT],
+            limits=SandboxLimits(memory_bytes=function.memory_bytes, cpu_share=_CPUS),
+            stdout=output.write_fd,
+            stderr=output.write_fd,
+        )
+        process = await self._sandbox.start(spec)
+        output.started()
+        try:
+            return await self._connect(function, folder, output, process)
+        except BaseException:
+            await process.kill()
+            raise
+
+    async def _connect(
+        self, function: FunctionIdentity, folder: Path, output: FunctionOutput, process: SandboxedProcess
+    ) -> Environment:
+        api = RuntimeApi()
+        spoke: set[str] = set()
+
+        def admit(request: GatewayRequest) -> None:
+            """Between two events there is no task to speak for."""
+            if not api.busy:
+                raise Conflict("NoInvocation", "no invocation is under way")
+            spoke.add(request.path.rpartition("/")[2])
+
+        gateway = Gateway(dispatcher_url=self._internal_url, runtime=api.handle, admit=admit)
+        await gateway.listen(process.listeners[0])
+        return Environment(function, Surroundings(folder, process, api, output, gateway.close, spoke))
+
+
+def _unpack(bundle: VerifiedBundle, entrypoint: str, code: Path) -> BundleKind:
+    found = find_entrypoint(bundle.listing, entrypoint)
+    bundle.unpack(code)
+    if found.kind == "node":
+        add_node_client(code)
+    return found.kind

@@ -1,0 +1,52 @@
+"""Whose children are whose, as the kernel tells it, and the end of one's own.
+
+The numbers are those of ``/proc``: it must belong to the caller's own process namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+
+def children_of(pid: int) -> list[int]:
+    """Also of its other threads; nothing when it is gone."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}"):
+            return _by_parent(pid)
+    except ProcessLookupError:
+        pass
+    return found
+
+
+def kill_children() -> None:
+    """Until none is left; for a process that adopts orphans that means: no descendant."""
+    while True:
+        for pid in children_of(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _by_parent(pid: int) -> list[int]:
+    """For kernels that keep no list: every process is asked for its parent."""
+    found: list[int] = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name in parentheses may hold anything, parentheses and spaces included.
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found.append(int(name))
+    return found

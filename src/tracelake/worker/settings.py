@@ -1,0 +1,44 @@
+"""What one worker process is told, read once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracelake.secret import Secret
+
+LAMBDA = "lambda"
+SPARK = "ecs_spark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """``data_dsn`` commits rows and stays in the wrapper; ``staging_dsn`` may only load staging tables and is
+    handed to operators. ``operators`` are module names or ``.py`` files to load. ``idle_timeout`` is how long
+    the worker stays without work before it ends, None for ever."""
+
+    runtime: str
+    internal_url: str
+    worker_token: Secret
+    queue_dsn: Secret
+    queue: str
+    data_dsn: Secret | None = None
+    staging_dsn: Secret | None = None
+    object_root: Path
+    log_folder: Path
+    work_folder: Path
+    home: Path | None = None
+    concurrency: int = 2
+    idle_timeout: float | None = None
+    drain_seconds: float = 30
+    operators: tuple[str, ...] = ()
+    worker_id: str
+    secrets_file: Path | None = None
+
+
+def new_worker_id(runtime: str) -> str:
+    """Different for every start, so that nobody takes over a lease of a process that is gone."""
+    return f"{runtime}:{socket.gethostname()[:100]}:{os.getpid()}-{secrets.token_hex(4)}"

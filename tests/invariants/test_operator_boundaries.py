@@ -1,0 +1,348 @@
+"""No operator process can read the worker's credentials or the state database, whatever it tries.
+
+Each test is an operator that tries something, in a process of a real host, with a wrapper that holds secrets. The
+last one runs all of them again as a user without power.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tracelake.testing.operator_scene import SECRETS, attempt, make_home, running_host
+from tracelake.worker.operator_host_client import HostSpec, OperatorHost
+
+AS_ROOT = os.geteuid() == 0
+TOKEN = "worker-token-0123456789abcdef"
+AGAIN = "TRACELAKE_TEST_UNPRIVILEGED"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> HostSpec:
+    return make_home(tmp_path)
+
+
+@pytest.fixture
+async def host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
+    async with running_host(spec) as host:
+        yield host
+
+
+@pytest.fixture
+def secret_keeper() -> Iterator[int]:
+    """A process outside of the view, under this test's user, that anybody of that user could look into."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
+        env={"WORKER_TOKEN": TOKEN, "PATH": os.defpath},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with keeper:
+        assert keeper.stdout is not None
+        keeper.stdout.readline()
+        yield keeper.pid
+        keeper.kill()
+
+
+async def tried(host: OperatorHost, code: str) -> Any:
+    """What the code printed, as JSON."""
+    told = await attempt(await host.spawn(), code)
+    assert told.finished.status == "Completed", told
+    return json.loads(told.output)
+
+
+async def test_no_secret_of_the_home_can_be_read(host: OperatorHost, spec: HostSpec) -> None:
+    assert spec.home is not None
+    paths = [str(spec.home / name) for name in SECRETS]
+    for path in paths:
+        assert Path(path).read_text()
+    code = f"""
+    import json, os
+    def readable(path):
+        try:
+            with open(path) as file:
+                return bool(file.read())
+        except OSError:
+            return False
+    print(json.dumps([path for path in {paths!r} if readable(path)]))
+    """
+    assert await tried(host, code) == []
+
+
+async def test_the_home_shows_the_objects_and_the_work_folder_alone(
+    host: OperatorHost, spec: HostSpec
+) -> None:
+    (spec.object_root / "committed").write_text("rows")
+    code = f"""
+    import json, os
+    home = {str(spec.home)!r}
+    found = sorted(os.path.relpath(os.path.join(folder, name), home)
+                   for folder, folders, names in os.walk(home) for name in folders + names)
+    print(json.dumps([name for name in found if not name.startswith("work/operators/")]))
+    """
+    assert await tried(host, code) == ["objects", "objects/committed", "work", "work/operators"]
+
+
+async def test_what_operators_write_is_seen_outside(host: OperatorHost, spec: HostSpec) -> None:
+    staging = spec.object_root / "staging"
+    staging.mkdir()
+    if host.uid is not None:
+        os.chown(staging, host.uid, -1)
+    code = f"open({str(staging / 'part')!r}, 'w').write('rows'); print('null')"
+    await tried(host, code)
+    assert (staging / "part").read_text() == "rows"
+
+
+async def test_no_environment_or_memory_of_another_process_can_be_read(
+    host: OperatorHost, secret_keeper: int
+) -> None:
+    other = await host.spawn()
+    code = f"""
+    import glob, json, os
+    found = []
+    for path in glob.glob("/proc/[0-9]*"):
+        if path == f"/proc/{{os.getpid()}}":
+            continue
+        for name in ("environ", "mem", "maps", "fd", "cwd", "root", "task"):
+            try:
+                full = os.path.join(path, name)
+                if name in ("fd", "cwd", "root"):
+                    os.listdir(full)
+                elif name != "task":
+                    with open(full, "rb") as file:
+                        file.read(1)
+                else:
+                    continue
+                found.append(full)
+            except OSError:
+                pass
+    visible = os.path.exists("/proc/{secret_keeper}/environ")
+    print(json.dumps([found, visible and open("/proc/{secret_keeper}/environ").read()]))
+    """
+    found, outside = await tried(host, code)
+    assert found == []
+    assert not outside
+    await other.kill()
+
+
+async def test_the_view_holds_no_process_but_the_hosts_own(host: OperatorHost, secret_keeper: int) -> None:
+    code = """
+    import json, os
+    print(json.dumps(sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())))
+    """
+    seen = await tried(host, code)
+    # The init of the view, and the operator itself.
+    assert isinstance(seen, list)
+    assert len(seen) == 2
+    assert seen[0] == 1
+
+
+async def test_no_other_process_can_be_traced_or_signalled(host: OperatorHost, secret_keeper: int) -> None:
+    other = await host.spawn()
+    code = f"""
+    import ctypes, json, os, signal
+    libc = ctypes.CDLL(None, use_errno=True)
+    PTRACE_ATTACH, PTRACE_SEIZE = 16, 0x4206
+    done = []
+    others = [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+    for pid in (*others, {secret_keeper}):
+        for request in (PTRACE_ATTACH, PTRACE_SEIZE):
+            if libc.ptrace(request, pid, None, None) == 0:
+                done.append(["ptrace", pid])
+    for pid in (1, {secret_keeper}):
+        try:
+            os.kill(pid, signal.SIGKILL)
+            done.append(["kill", pid])
+        except OSError:
+            pass
+    print(json.dumps(done))
+    """
+    # A view's init can be sent a signal by its children, but not one that ends it.
+    assert await tried(host, code) == [["kill", 1]]
+    assert (await attempt(other, "print('alive')")).output == "alive\n"
+    assert Path(f"/proc/{secret_keeper}").exists()
+
+
+async def test_covers_can_not_be_taken_away(host: OperatorHost, spec: HostSpec) -> None:
+    secret = str((spec.home or Path()) / "secrets.json")
+    code = f"""
+    import ctypes, json, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    NEWNS, NEWUSER, NEWPID = 0x20000, 0x10000000, 0x20000000
+    MNT_DETACH, MS_BIND, MS_REC, MS_MOVE, MS_REMOUNT = 2, 4096, 16384, 8192, 32
+    home = {str(spec.home)!r}
+    work = {str(spec.work_folder)!r}
+
+    def attack():
+        targets = [line.split()[4] for line in open("/proc/self/mountinfo")]
+        for target in {{home, "/proc", "/root", *targets}}:
+            libc.umount2(target.encode(), MNT_DETACH)
+        for target in (home, "/"):
+            libc.mount(b"/", work.encode(), None, ctypes.c_ulong(MS_BIND), None)
+            libc.mount(b"none", target.encode(), None, ctypes.c_ulong(MS_REMOUNT), None)
+        libc.mount(home.encode(), work.encode(), None, ctypes.c_ulong(MS_MOVE), None)
+        libc.mount(os.path.dirname(home).encode(), work.encode(), None, ctypes.c_ulong(MS_BIND), None)
+        found = []
+        for path in ({secret!r}, work + "/home/secrets.json", work + {secret!r}, work + "/secrets.json"):
+            try:
+                if open(path).read():
+                    found.append(path)
+            except OSError:
+                pass
+        return found
+
+    found = attack()
+    read, write = os.pipe()
+    if os.fork() == 0:
+        uid, gid = os.getuid(), os.getgid()
+        libc.unshare(NEWUSER | NEWNS | NEWPID)
+        try:
+            open("/proc/self/setgroups", "w").write("deny")
+            open("/proc/self/uid_map", "w").write(f"0 {{uid}} 1")
+            open("/proc/self/gid_map", "w").write(f"0 {{gid}} 1")
+        except OSError:
+            pass
+        os.write(write, json.dumps(attack()).encode())
+        os._exit(0)
+    os.close(write)
+    found += json.loads(os.read(read, 65536))
+    os.wait()
+    print(json.dumps(found))
+    """
+    assert await tried(host, code) == []
+
+
+async def test_no_power_is_left_and_none_can_be_gained(host: OperatorHost) -> None:
+    code = """
+    import json, os
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    kept = {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    print(json.dumps([kept, status["NoNewPrivs"].strip(), os.getresuid(), os.getgroups()]))
+    """
+    kept, no_new_privileges, uids, groups = await tried(host, code)
+    assert set(kept.values()) == {0}
+    assert no_new_privileges == "1"
+    assert 0 not in uids
+    assert uids == [host.uid or os.getuid()] * 3
+    assert not AS_ROOT or groups == []
+
+
+async def test_only_the_channel_and_nothing_else_is_inherited(host: OperatorHost) -> None:
+    code = """
+    import json, os, stat
+    kinds = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            mode = os.fstat(int(name)).st_mode
+        except OSError:
+            continue
+        if int(name) > 2:
+            kinds.append(stat.S_IFMT(mode))
+    print(json.dumps(sorted(kinds)))
+    """
+    assert await tried(host, code) == [stat.S_IFSOCK]
+
+
+async def test_shared_memory_of_other_programs_is_out_of_sight(host: OperatorHost, tmp_path: Path) -> None:
+    outside = Path("/dev/shm") / f"tracelake-test-{os.getpid()}"
+    outside.write_text(TOKEN)
+    outside.chmod(0o644)
+    try:
+        code = "import json, os; print(json.dumps(os.listdir('/dev/shm')))"
+        assert await tried(host, code) == []
+    finally:
+        outside.unlink()
+
+
+async def test_a_hidden_file_outside_of_the_home_is_blank(spec: HostSpec, tmp_path: Path) -> None:
+    hidden = tmp_path / "elsewhere" / "provider_secrets"
+    hidden.parent.mkdir()
+    hidden.write_text(TOKEN)
+    folder = tmp_path / "vault"
+    folder.mkdir()
+    (folder / "key").write_text(TOKEN)
+    seen = replace(spec, hidden=(hidden, folder), shown=(hidden.parent, tmp_path / "tried_operators.py"))
+    async with running_host(seen) as host:
+        code = f"""
+        import json, os
+        found = []
+        for path in {[str(hidden), str(folder / "key")]!r}:
+            try:
+                found.append(open(path).read())
+            except OSError:
+                found.append("")
+        print(json.dumps(found))
+        """
+        assert await tried(host, code) == ["", ""]
+
+
+async def test_the_wrapper_itself_can_not_be_looked_into(tmp_path: Path) -> None:
+    """Even without a view of their own, where its processes are seen by everybody."""
+    make_home(tmp_path)
+    token = f"token-{uuid4()}"
+    mode = "required" if AS_ROOT else "never"
+    wrapper = subprocess.Popen(
+        [sys.executable, "-m", "tracelake.testing.operator_scene", str(tmp_path), mode],
+        env={**os.environ, "WORKER_TOKEN": token},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    code = f"""
+    import glob
+    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/task/*/environ"):
+        try:
+            if {token!r}.encode() in open(path, "rb").read():
+                print("found in", path)
+        except OSError:
+            pass
+    for name in ("mem", "maps", "auxv"):
+        try:
+            open(f"/proc/{wrapper.pid}/{{name}}", "rb").read(1)
+            print("opened", name)
+        except OSError:
+            pass
+    print("looked everywhere", flush=True)
+    import time
+    time.sleep(600)
+    """
+    with wrapper:
+        assert wrapper.stdin is not None
+        assert wrapper.stdout is not None
+        try:
+            wrapper.stdin.write(textwrap.dedent(code).encode())
+            wrapper.stdin.close()
+            first = wrapper.stdout.readline().decode()
+            assert first == "looked everywhere\n"
+        finally:
+            wrapper.kill()
+
+
+def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
+    if not AS_ROOT or AGAIN in os.environ:
+        # It has just been shown.
+        return
+    folder = tmp_path / "unprivileged"
+    folder.mkdir()
+    root = Path(__file__).parents[2]
+    tests = ("tests/invariants/test_operator_boundaries.py", "tests/integration/test_operator_host.py")
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))
+    pytest_again = [sys.executable, "-m", "pytest", *options, *tests]
+    done = subprocess.run(
+        [sys.executable, "-m", "tracelake.testing.unprivileged", str(folder), *pytest_again],
+        cwd=root,
+        env={**os.environ, AGAIN: "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,384 @@
+"""Operators by name, and what a context lets them do; a stand-in plays the wrapper."""
+
+import subprocess
+import sys
+import textwrap
+from fractions import Fraction
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.contracts.operator_protocol import EmitEvents, SaveState
+from tracelake.domain.errors import Invalid
+from tracelake.domain.where import Op
+from tracelake.operators import Context, noop, operator
+from tracelake.operators.registry import BUILT_IN, Registry
+from tracelake.operators.sql_transform.functions import ALLOWED
+from tracelake.operators.sql_transform.operator import read_config
+from tracelake.operators.sql_transform.select_check import check_select
+from tracelake.operators.where_literal import Verdict, align
+from tracelake.testing.operator_process import a_task, an_input, an_output
+
+
+class StandIn:
+    canceled = False
+    paused = False
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.reports: list[dict[str, Any]] = []
+        self.waited: list[float] = []
+
+    def call(self, action: Any) -> Any:
+        self.calls.append(action)
+
+    def report(self, fields: dict[str, Any]) -> None:
+        self.reports.append(fields)
+
+    def wait(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self.canceled = True
+
+    def spark(self) -> Any:
+        raise Invalid("NoSpark", "none here")
+
+
+def context(**task: Any) -> tuple[Context, StandIn]:
+    link = StandIn()
+    return Context(a_task("mine", **task), link), link
+
+
+def module(folder: Path, name: str, source: str) -> str:
+    path = folder / f"{name}.py"
+    if name != "json":
+        sys.modules.pop(name, None)
+    path.write_text(textwrap.dedent(source))
+    return str(path)
+
+
+MINE = """
+    from tracelake.operators import operator
+    @operator("{}")
+    def function(ctx): ...
+"""
+
+
+def test_importing_the_operator_api_imports_neither_spark_nor_arrow() -> None:
+    program = "import sys, tracelake.worker.operator_main as m, tracelake.operators.noop; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
+    assert not {"pyspark", "pyarrow", "pandas", "sqlglot", "psycopg", "asyncpg"} & set(loaded.split())
+
+
+def test_every_built_in_operator_is_what_it_says() -> None:
+    registry = Registry.standard(installed=[])
+    assert registry.names == sorted(BUILT_IN)
+    for name in registry.names:
+        assert callable(registry.get(name))
+
+
+def test_an_operator_of_a_file_is_found_by_its_name(tmp_path: Path) -> None:
+    registry = Registry.standard([module(tmp_path, "some_operators", MINE.format("mine"))], installed=[])
+    assert registry.get("mine").__name__ == "function"
+
+
+def test_an_operator_of_an_installed_package_is_found_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module(tmp_path, "some_package", "def plain(ctx): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = [EntryPoint("theirs", "some_package:plain", "tracelake.operators")]
+    assert Registry.standard(installed=installed).get("theirs").__name__ == "plain"
+
+
+def test_a_broken_package_only_fails_those_who_ask_for_it() -> None:
+    installed = [EntryPoint("theirs", "no_such_package:plain", "tracelake.operators")]
+    registry = Registry.standard(installed=installed)
+    assert registry.get("noop") is noop.noop
+    with pytest.raises(
+        Invalid, match=r"operator 'theirs' of .* can't be loaded: ModuleNotFoundError"
+    ) as refused:
+        registry.get("theirs")
+    assert refused.value.reason == "OperatorBroken"
+
+
+def test_an_unknown_operator_is_refused_with_the_names_that_are_near() -> None:
+    registry = Registry.standard(installed=[])
+    with pytest.raises(Invalid, match="no operator 'sql_transfrom'; did you mean sql_transform") as refused:
+        registry.get("sql_transfrom")
+    assert refused.value.reason == "UnknownOperator"
+    with pytest.raises(Invalid, match="it has noop, "):
+        registry.get("quite_different")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (MINE.format("noop"), "two operators are called 'noop': one of tracelake, one of .*broken_one.py"),
+        (MINE.format("No Name"), "'No Name' is no name for an operator"),
+        ("x = 1", "has no operator"),
+        ("import no_such_module", "can't be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(:", "can't be loaded: SyntaxError"),
+        ("raise SystemExit(3)", "can't be loaded: SystemExit: 3"),
+        (MINE.format("mine").replace("(ctx)", "()"), "must take one argument, the context"),
+        (MINE.format("mine").replace("def", "async def"), "is async"),
+        (MINE.format("mine").replace("...", "yield"), "is a generator"),
+    ],
+)
+def test_a_module_that_is_no_good_is_refused_at_start(tmp_path: Path, source: str, why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        Registry.standard([module(tmp_path, "broken_one", source)], installed=[])
+
+
+def test_a_missing_file_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="there is no file"):
+        Registry.standard([str(tmp_path / "nothing.py")], installed=[])
+
+
+def test_a_file_named_like_another_module_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="there is already a module 'json'; rename the file"):
+        Registry.standard([module(tmp_path, "json", MINE.format("mine"))], installed=[])
+
+
+def test_a_marked_function_stays_a_function() -> None:
+    @operator("mine")
+    def mine(ctx: Context) -> None:
+        ctx.log.info("hello", who="you")
+
+    ctx, _ = context()
+    mine(ctx)
+
+
+def test_what_an_output_without_storage_announces_is_implied() -> None:
+    ctx, _ = context(inputs=[an_input(start=5, end=9)], outputs=[an_output(0), an_output(1, name="other")])
+    ctx.outputs["other"].announce(cursor=7)
+    outputs, events = ctx.finish()
+    assert outputs == []
+    assert [(event.start, event.end, event.cursor) for event in events] == [(5, 9, None), (None, None, 7)]
+
+
+def test_a_cursor_that_has_not_moved_is_still_announced_and_one_before_the_start_is_not() -> None:
+    ctx, _ = context(inputs=[an_input(after=4, upto=4)], outputs=[an_output()])
+    assert [event.cursor for event in ctx.finish()[1]] == [4]
+    assert list(ctx.blocks) == []
+    ctx, _ = context(inputs=[an_input(after=-1, upto=-1)], outputs=[an_output()])
+    assert ctx.finish() == ([], [])
+
+
+def test_nothing_is_implied_for_an_output_that_was_spoken_of_already() -> None:
+    ctx, link = context(inputs=[an_input(after=0, upto=4)], outputs=[an_output()])
+    ctx.emit(ctx.outputs[0].event(cursor=3))
+    assert ctx.finish() == ([], [])
+    assert [type(call) for call in link.calls] == [EmitEvents]
+
+
+def test_more_events_than_a_completion_holds_are_sent_before_it() -> None:
+    ctx, link = context(outputs=[an_output()])
+    for cursor in range(2500):
+        ctx.outputs[0].announce(cursor=cursor)
+    _, events = ctx.finish()
+    sent = [event.cursor for call in link.calls for event in call.events] + [e.cursor for e in events]
+    assert sent == list(range(2500))
+    assert max(len(call.events) for call in link.calls) <= 1000 >= len(events)
+
+
+def test_a_stored_output_that_was_not_written_is_the_operators_mistake() -> None:
+    ctx, _ = context(inputs=[an_input(start=0, end=9)], outputs=[an_output(storage="parquet")])
+    with pytest.raises(Invalid, match="output 'result' was not written"):
+        ctx.finish()
+
+
+def test_blocks_that_were_already_written_are_not_written_again() -> None:
+    ctx, _ = context(inputs=[an_input(start=0, end=9)], outputs=[an_output(storage="parquet")])
+    ctx.outputs[0].write_nothing(0, 4)
+    with pytest.raises(Invalid, match="already been written for 0-4"):
+        ctx.outputs[0].write_nothing(4, 9)
+    ctx.outputs[0].write_nothing(5, 9)
+    assert [(output.start, output.end, output.row_count) for output in ctx.finish()[0]] == [
+        (0, 4, 0),
+        (5, 9, 0),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["write", "stage"])
+def test_an_output_without_storage_takes_no_rows(verb: str) -> None:
+    ctx, _ = context(outputs=[an_output()])
+    with pytest.raises(Invalid, match=f"has storage none: no {verb}"):
+        getattr(ctx.outputs[0], verb)(None)
+
+
+def test_a_name_that_no_output_has_is_refused_with_those_there_are() -> None:
+    ctx, _ = context(outputs=[an_output(0, name="logs"), an_output(1, name="blocks")])
+    assert ctx.outputs["blocks"].index == 1
+    with pytest.raises(Invalid, match="no output 'log'; it has logs, blocks"):
+        _ = ctx.outputs["log"]
+    with pytest.raises(Invalid, match="no output 2"):
+        _ = ctx.outputs[2]
+
+
+def test_progress_is_merged_bounded_and_its_last_word_always_sent() -> None:
+    ctx, link = context()
+    for done in range(1000):
+        ctx.progress(done=done, total=1000, ratio=float("nan"), place=Path("x"))
+    ctx.progress(message="m" * 10_000)
+    ctx.finish()
+    assert len(link.reports) < 1000
+    assert link.reports[-1] == {
+        "done": 999,
+        "total": 1000,
+        "ratio": "nan",
+        "place": "x",
+        "message": "m" * 500,
+    }
+    with pytest.raises(ValueError, match="a few small fields"):
+        ctx.progress(**{f"field_{number}": "x" * 100 for number in range(100)})
+
+
+def test_saved_state_is_what_the_context_shows_from_then_on() -> None:
+    ctx, link = context()
+    ctx.save({"at": 5})
+    assert ctx.state == {"at": 5}
+    assert link.calls == [SaveState({"at": 5})]
+
+
+def test_an_event_may_be_a_map_and_a_bad_one_is_refused_by_its_field() -> None:
+    ctx, link = context()
+    ctx.emit({"dataset": "blocks", "cursor": 3})
+    assert link.calls == [EmitEvents([EventIn(dataset="blocks", cursor=3)])]
+    with pytest.raises(Invalid, match="curser"):
+        ctx.emit({"dataset": "blocks", "curser": 3})
+
+
+def test_sleep_and_pause_end_when_the_attempt_is_canceled() -> None:
+    ctx, link = context()
+    assert ctx.wait_while_paused() is True
+    assert ctx.sleep(3600) is False
+    link.canceled, link.paused = False, True
+    assert ctx.wait_while_paused() is False
+
+
+def test_an_input_without_files_says_so() -> None:
+    ctx, _ = context(inputs=[an_input(storage="postgres", dataset="hot")])
+    with pytest.raises(Invalid, match="input 'hot' has storage postgres and no files"):
+        ctx.inputs["hot"].files()
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(list(Op)), st.integers() | st.floats(-1e300, 1e300))
+def test_an_aligned_comparison_decides_as_exact_arithmetic_does(column: int, op: Op, value: float) -> None:
+    compare = {"=": "__eq__", "<>": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
+    aligned = align("integer", op, value)
+    expected = getattr(Fraction(column), compare[op.value])(Fraction(value))
+    if isinstance(aligned, Verdict):
+        assert (aligned is Verdict.ALWAYS) == expected
+    else:
+        assert getattr(column, compare[aligned[0].value])(aligned[1]) == expected
+
+
+GOOD = [
+    "select a, b + 1 as c from t where x in (1, 2) order by 1 limit 3;",
+    "with x(a) as (select 1) select * from x join T using (a)",
+    "select count(distinct b) filter (where c) over (partition by d order by e) from t group by all",
+    "select a.b.c, m['x'], arr[0], transform(arr, x -> x + 1) from t -- it's a comment\n /* and 'another */",
+    "select cast(x as decimal(38, 0)), x'ff', timestamp'2020-01-01', interval '1' day, nvl(a, b) from t",
+    "select 1 union all (select 2 except select 3)",
+    "select a from t where exists (select 1 from scope_blocks s where s.block_number = t.a)",
+    "select percentile_cont(0.5) within group (order by a), to_timestamp(b), struct(a, b as c) from t",
+]
+
+
+@pytest.mark.parametrize("query", GOOD)
+def test_a_plain_select_is_accepted(query: str) -> None:
+    assert check_select(query, ["t", "scope_blocks"]).lower().startswith(("select", "with"))
+
+
+BAD = [
+    ("", "is missing"),
+    (None, "is missing"),
+    (5, "is missing"),
+    ("select", "selects no column"),
+    ("select 1; select 2", "unexpected at '; select 2'"),
+    ("insert into t select 1", "must be a SELECT, not INSERT"),
+    ("create table x as select 1", "must be a SELECT, not CREATE"),
+    ("show tables", "must be a SELECT, not SHOW"),
+    ("checkpoint", "must be a SELECT, not COLUMN"),
+    ("set a = b", "must be a SELECT, not SET"),
+    ("add jar 'x'", "must be a SELECT"),
+    ("select java_method('java.lang.System', 'exit', 0)", r"must not call java_method\(\)"),
+    ("select reflect('x', 'y')", r"must not call reflect\(\)"),
+    ("select `reflect`('x', 'y')", r"must not call reflect\(\)"),
+    ("select system.builtin.reflect('x', 'y')", r"must not call reflect\(\)"),
+    ("select somebody.elses.abs(1)", "plain names"),
+    ("with reflect(a) as (select 1) select reflect('x', 'y') from reflect", r"must not call reflect\(\)"),
+    ("select try_reflect('x', 'y') from t", r"must not call try_reflect\(\)"),
+    ("select input_file_name() from t", r"must not call input_file_name\(\)"),
+    ("select rand() from t", r"must not call rand\(\)"),
+    ("select current_user", "must not use CURRENT_USER"),
+    ("select session_user()", "must not use SESSION_USER"),
+    ("select * from parquet.`/etc/passwd`", "without a catalog, format or path"),
+    ("select * from 'file.parquet'", "reads from 'file.parquet', which is not an input"),
+    ("select * from range(10)", "table function"),
+    ("select * from identifier('x')", "table function"),
+    ("select * from t lateral view explode(a) x as y", "must not contain LATERAL"),
+    ("select transform(a) using 'cat' from t", "must not contain QUERYTRANSFORM"),
+    ("select * from t tablesample (10 percent)", "not with sample"),
+    ("select * from t version as of 1", "not with version"),
+    ("select * from other", "reads from 'other', which is not an input; it has scope_blocks, t"),
+    ("select * from (with z as (select 1) select * from z) join z", "reads from 'z'"),
+    ("select ${env:HOME}", "unexpected at"),
+    ("select :p", "must not contain PLACEHOLDER"),
+    ("select /*+ BROADCAST(t) */ * from t", "unexpected at"),
+    ("select /* /* */ 1 */ 2", "unexpected at"),
+    ("select r'\\', reflect('x', 'y') -- '", "put a space before the string"),
+    ("select 'open", "unexpected at"),
+    ("select " + "(" * 3000 + "1" + ")" * 3000, "nested too deeply"),
+    ("select '" + "x" * 70_000 + "'", "is longer than"),
+]
+
+
+@pytest.mark.parametrize(("query", "why"), BAD)
+def test_sql_that_is_anything_else_is_refused_and_says_why(query: object, why: str) -> None:
+    with pytest.raises(Invalid, match=why) as refused:
+        check_select(query, ["t", "scope_blocks"])
+    assert refused.value.reason == "InvalidSql"
+
+
+def test_no_allowed_function_runs_code_or_reads_files_or_differs_from_run_to_run() -> None:
+    harmful = {
+        "reflect",
+        "java_method",
+        "try_reflect",
+        "input_file_name",
+        "rand",
+        "randn",
+        "uuid",
+        "now",
+        "shuffle",
+    }
+    assert not harmful & ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"sql": "select 1", "sort": ["a"]}, "unknown: sort; it knows blocks_per_file, sort_by, sql"),
+        ({"sql": "select 1", "sort_by": "a"}, "sort_by must be a list"),
+        ({"sql": "select 1", "blocks_per_file": 0}, "blocks_per_file must be a whole number"),
+        ({}, "sql is missing"),
+    ],
+)
+def test_a_configuration_of_sql_transform_is_checked_before_spark_is_asked(config: Any, why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        read_config(config, ["t"])
+
+
+def test_two_relations_of_one_name_are_refused() -> None:
+    with pytest.raises(Invalid, match="two relations would be called 'scope_blocks'"):
+        read_config({"sql": "select 1"}, ["scope_blocks"])
+    with pytest.raises(Invalid, match="two relations would be called 't'"):
+        read_config({"sql": "select 1"}, ["t", "T"])
