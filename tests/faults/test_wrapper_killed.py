@@ -17,6 +17,8 @@ from tracelake.testing.worker_scene import WorkerScene, open_scene
 
 OPERATORS = str(Path(__file__).parents[1] / "integration" / "wrapper_operators.py")
 
+pytestmark = pytest.mark.xdist_group("wrapper_killed")
+
 
 @pytest.fixture(scope="module")
 def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerScene]:

@@ -18,6 +18,8 @@ from tracelake.testing.worker_scene import WorkerScene, open_scene
 
 OPERATORS = str(Path(__file__).with_name("wrapper_operators.py"))
 
+pytestmark = pytest.mark.xdist_group("wrapper")
+
 
 @pytest.fixture(scope="module")
 def scene(
@@ -215,3 +217,42 @@ def test_many_short_tasks_are_all_done_once(scene: WorkerScene, worker: WorkerPr
 
     eventually("all of them", all_done)
     assert {task.attempt for task in scene.client.tasks(dag="many", limit=500).tasks} == {1}
+
+
+def test_files_that_an_operator_writes_are_committed_and_read_by_the_next_job(
+    scene: WorkerScene, worker: WorkerProcess
+) -> None:
+    job = {
+        "name": "reader",
+        "activation": "reactive",
+        "runtime": "ecs_python",
+        "operator": "reads",
+        "inputs": [{"from": {"job": "work", "output": 0}}],
+        "outputs": [{"name": "seen", "storage": "none"}],
+        "execution_strategy": "PerPartition",
+    }
+    scene.deploy("files", "writes", outputs=[{"name": "rows", "storage": "parquet"}], more=[job])
+    scene.trigger("files")
+
+    def both_done() -> bool:
+        tasks = scene.client.tasks(dag="files").tasks
+        assert not [task for task in tasks if task.status == "Failed"]
+        return [task.status for task in tasks] == ["Completed"] * 2
+
+    eventually("both jobs", both_done)
+    [reader] = scene.client.tasks(dag="files", job="reader").tasks
+    assert (scene.client.task(reader.task_id).attempts[0].progress or {})["rows"] == 10
+
+
+def test_a_second_worker_takes_its_share(scene: WorkerScene, worker: WorkerProcess) -> None:
+    with scene.working("second", "--operators", OPERATORS) as second:
+        scene.deploy("shared", "sleeps", config={"seconds": 0.3})
+        scene.trigger("shared", [(number * 10, number * 10 + 9) for number in range(16)])
+
+        def all_done() -> bool:
+            tasks = scene.client.tasks(dag="shared").tasks
+            return len(tasks) == 16 and {task.status for task in tasks} == {"Completed"}
+
+        eventually("all of them", all_done)
+        assert second.events("attempt_ended")
+        assert [each for each in worker.events("attempt_ended") if each["job"] == "shared/work"]

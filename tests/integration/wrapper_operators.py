@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 from tracelake.operators.api import operator
 from tracelake.operators.context import Context
@@ -84,13 +83,35 @@ def shows_environment(ctx: Context) -> None:
     announce(ctx)
 
 
-@operator("counts_to_a_file")
-def counts_to_a_file(ctx: Context) -> None:
-    """One file per attempt, where the test can see it."""
-    Path(ctx.config["folder"], f"{ctx.task.task_id}-{ctx.task.attempt}").touch()
+@operator("writes")
+def writes(ctx: Context) -> None:
+    """One row per block."""
+    import pyarrow as pa
+
+    ctx.outputs[0].write(pa.table({"block_number": pa.array(ctx.blocks, pa.int64())}))
+
+
+@operator("reads")
+def reads(ctx: Context) -> None:
+    rows = ctx.inputs[0].arrow().num_rows
+    ctx.progress(rows=rows)
+    announce(ctx)
+
+
+@operator("selects")
+def selects(ctx: Context) -> None:
+    ctx.log.info("selected", one=ctx.spark.sql("select 1 as one").collect()[0].one)
     announce(ctx)
 
 
 def announce(ctx: Context) -> None:
     for output in ctx.outputs:
         output.announce()
+
+
+@operator("spins")
+def spins(ctx: Context) -> None:
+    """Keeps Spark busy for longer than any test waits."""
+    ctx.log.info("spinning")
+    ctx.spark.range(10**14).selectExpr("sum(id % 7)").collect()
+    announce(ctx)

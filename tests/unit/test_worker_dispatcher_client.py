@@ -125,6 +125,17 @@ async def test_one_claim_goes_alone_and_several_go_together() -> None:
         assert [path for path, _, _ in server.asked] == ["/internal/task-claim", "/internal/task-claim-batch"]
 
 
+async def test_a_claim_whose_answer_was_lost_is_repeated_with_the_same_key() -> None:
+    async with dispatcher() as (server, client):
+        claim = ClaimRequest(uuid4(), "worker", "key")
+        answer = {"status": "NotClaimed", "task_id": str(claim.task_id), "reason": "Completed"}
+        server.answers = [HANG_UP, (200, answer)]
+        await client.claim([claim])
+        first, second = (body for _, _, body in server.asked)
+        assert first == second
+        assert json.loads(first)["claim_key"] == "key"
+
+
 async def test_records_are_published_with_the_attempts_own_token_and_its_refusal_is_passed_on() -> None:
     async with dispatcher() as (server, client):
         server.answers = [

@@ -94,6 +94,22 @@ async def test_the_last_progress_is_told_before_the_end() -> None:
     heartbeats.close()
 
 
+async def test_progress_that_is_on_its_way_is_waited_for() -> None:
+    dispatcher = Dispatcher()
+    heartbeats = Heartbeats(dispatcher)
+    held = held_task()
+    heartbeats.keep(held)
+    held.progressed({"rows": 9})
+    heartbeats.hurry(held)
+    assert heartbeats.has_unsaid(held)
+    while held.has_progress:
+        await asyncio.sleep(0)
+    await heartbeats.flush(held)
+    assert not heartbeats.has_unsaid(held)
+    assert [beat.progress for beat in dispatcher.heard] == [{"rows": 9}]
+    heartbeats.close()
+
+
 def test_progress_that_does_not_fit_on_a_row_is_cut_down() -> None:
     held = held_task()
     held.progressed(

@@ -81,7 +81,8 @@ def worker(
 
     configure_logs("json" if log_format == "json" else "text")
     idle = None if idle_timeout is None else _seconds(idle_timeout)
-    facts = _facts(home.absolute(), os.environ)
+    home = home.absolute()
+    facts = _facts(home, os.environ)
     name = worker_id or new_worker_id(runtime)
     settings = WorkerSettings(
         runtime=runtime,
@@ -92,9 +93,9 @@ def worker(
         data_dsn=facts.data_dsn,
         staging_dsn=facts.staging_dsn,
         object_root=facts.object_root,
-        log_folder=home.absolute() / "logs" / "tasks",
-        work_folder=home.absolute() / "work" / re.sub(r"[^A-Za-z0-9._-]", "-", name),
-        home=home.absolute() if home.exists() else None,
+        log_folder=home / "logs" / "tasks",
+        work_folder=home / "work" / _file_name(runtime) / _file_name(name),
+        home=home,
         concurrency=concurrency,
         idle_timeout=idle,
         drain_seconds=drain_seconds,
@@ -102,6 +103,7 @@ def worker(
         worker_id=name,
         secrets_file=facts.secrets_file,
     )
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _serve(settings, ready_file)
 
 
@@ -195,3 +197,7 @@ def _seconds(text: str) -> float:
     if matched is None:
         raise Invalid("InvalidDuration", f"--idle-timeout takes seconds or 30s, 10m, 2h, 1d, not {text!r}")
     return float(int(matched[1]) * _UNITS[matched[2]])
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)

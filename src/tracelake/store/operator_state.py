@@ -6,7 +6,6 @@ has checked the fence, so a superseded attempt never overwrites what its success
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -25,8 +24,7 @@ async def save(tx: Transaction, task: TaskRow, state: Any) -> None:
         await tx.execute(SQL.save, task.task_id, state)
 
 
-async def saved(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, Any]:
-    """By task; those with nothing to resume from aren't there."""
-    if not task_ids:
-        return {}
-    return {row["task_id"]: row["value"] for row in await tx.fetch(SQL.saved, list(task_ids))}
+async def saved(tx: Transaction, task_id: UUID) -> Any:
+    """None when there is nothing to resume from."""
+    row = await tx.fetchrow(SQL.saved, task_id)
+    return row["value"] if row else None

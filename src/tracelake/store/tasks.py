@@ -70,12 +70,14 @@ class AttemptStart:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """``outputs`` are the versions that the attempt writes: revision and published name."""
+    """``outputs`` are the versions that the attempt writes: revision and published name. ``state`` is what an
+    earlier attempt saved."""
 
     attempt: int
     lease_expires_at: datetime
     epoch: int
     outputs: dict[UUID, tuple[int, str | None]]
+    state: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ async def start_attempts(tx: Transaction, starts: Sequence[AttemptStart]) -> dic
             row["lease_expires_at"],
             row["epoch"],
             {UUID(v): (revision, row["names"][v]) for v, revision in row["output_revisions"].items()},
+            row["state"],
         )
         for row in rows
     }

@@ -59,8 +59,8 @@ class WorkerScene:
         finally:
             asyncio.run(worker.close())
 
-    def deploy(self, dag: str, operator: str, **fields: Any) -> None:
-        """A source, and one job of the operator that gets a task for each range."""
+    def deploy(self, dag: str, operator: str, *, more: Sequence[Any] = (), **fields: Any) -> None:
+        """A source, one job of the operator that gets a task for each range, and ``more`` jobs."""
         source = {
             "name": "src",
             "activation": "source",
@@ -79,7 +79,7 @@ class WorkerScene:
             "retry": {"base": 0, "max": 1},
             **fields,
         }
-        self.client.deploy(json.dumps({"name": dag, "jobs": [source, job]}).encode())
+        self.client.deploy(json.dumps({"name": dag, "jobs": [source, job, *more]}).encode())
 
     def deploy_source(self, dag: str, operator: str, **fields: Any) -> None:
         """One that always runs, as the DAG's only task."""

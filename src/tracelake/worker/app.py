@@ -71,6 +71,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     queue = await _open_queue(settings)
     parts.push_async_callback(queue.close)
     await client.check()
+    await supply.warmed()
     committer = None
     if settings.data_dsn is not None:
         committer = DataCommitter(HotStore(settings.data_dsn))

@@ -1,8 +1,8 @@
 """Completions travel in batches: what is ready while others are under way goes with the next call.
 
 The first goes out at once, so a lone task waits for nobody; under load a batch grows to what became ready during
-a round trip and a moment more. Each completion is answered on its own, by a future. A batch that is refused as a whole, which one
-malformed member can bring about, is sent again one by one.
+a round trip and a moment more. Each completion is answered on its own, by a future. A batch that is refused as a
+whole, which one malformed member can bring about, is sent again one by one.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from tracelake.contracts.dispatcher_api import (
     HeartbeatResponse,
     TaskInputsResponse,
     TaskStateRequest,
+    TaskStateResponse,
 )
 from tracelake.domain import errors
 from tracelake.secret import Secret
@@ -129,7 +130,9 @@ class DispatcherClient:
         return await self._call("POST", "/internal/events", EventsResponse, body, until=until)
 
     async def task_state(self, request: TaskStateRequest, *, until: float | None = None) -> None:
-        await self._call("POST", "/internal/task-state", Any, msgspec.json.encode(request), until=until)
+        await self._call(
+            "POST", "/internal/task-state", TaskStateResponse, msgspec.json.encode(request), until=until
+        )
 
     async def task_inputs(
         self, task_id: UUID, attempt: int, input_index: int, after: str | None, *, until: float | None = None
@@ -149,7 +152,9 @@ class DispatcherClient:
     ) -> Any:
         headers = {CAPABILITY_HEADER: capability_token.reveal()}
         content = msgspec.json.encode(body)
-        return await self._call("POST", "/v1/task/buffer-publish", Any, content, until=until, headers=headers)
+        return await self._call(
+            "POST", "/v1/task/buffer-publish", dict[str, Any], content, until=until, headers=headers
+        )
 
     async def _send_completions(self, bodies: Sequence[bytes]) -> list[Sent]:
         if len(bodies) == 1:
@@ -170,14 +175,14 @@ class DispatcherClient:
         self,
         method: str,
         path: str,
-        kind: type[T] | Any,
+        kind: type[T],
         body: bytes | None = None,
         *,
         until: float | None = None,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
         forgiving: bool = True,
-    ) -> Any:
+    ) -> T:
         """``forgiving``: a refused worker token is waited out too, for it may be in the middle of a change."""
         pause, longest = _PAUSES
         while True:

@@ -27,6 +27,7 @@ class Heartbeats:
         self._due: dict[HeldTask, float] = {}
         self._last: dict[HeldTask, float] = {}
         self._beating: dict[HeldTask, asyncio.Task[None]] = {}
+        self._saying: set[HeldTask] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -36,6 +37,7 @@ class Heartbeats:
     def let_go(self, held: HeldTask) -> None:
         self._due.pop(held, None)
         self._last.pop(held, None)
+        self._saying.discard(held)
         beat = self._beating.pop(held, None)
         if beat is not None:
             beat.cancel()
@@ -48,13 +50,19 @@ class Heartbeats:
             if soon < due:
                 self._schedule(held, soon)
 
+    def has_unsaid(self, held: HeldTask) -> bool:
+        """Progress that was reported and not yet heard by the Dispatcher."""
+        return held.has_progress or held in self._saying
+
     async def flush(self, held: HeldTask) -> None:
         """The last progress of a task that ends, if it wasn't told yet; an unanswered one is no matter."""
-        beat = self._beating.get(held)
-        if beat is None and held.has_progress and held in self._due:
-            self._due.pop(held)
-            beat = self._begin(held)
-        if beat is not None:
+        # One may be on its way already, with progress that is no longer the last.
+        for _ in range(2):
+            beat = self._beating.get(held)
+            if beat is None and held.has_progress and self._due.pop(held, None) is not None:
+                beat = self._begin(held)
+            if beat is None:
+                return
             await asyncio.wait([beat], timeout=_SHORTEST_TRY)
 
     def close(self) -> None:
@@ -86,6 +94,8 @@ class Heartbeats:
             self._timer = self._loop.call_at(earliest, self._fire)
 
     def _begin(self, held: HeldTask) -> asyncio.Task[None]:
+        if held.has_progress:
+            self._saying.add(held)
         beat = asyncio.create_task(self._beat(held))
         self._beating[held] = beat
         return beat
@@ -99,6 +109,7 @@ class Heartbeats:
                 held.stop(Stop.SUPERSEDED)
         except TracelakeError as refusal:
             held.log.error("heartbeat_refused", reason=refusal.reason, error=refusal.message)
+        self._saying.discard(held)
         if self._beating.pop(held, None) is not None:
             self._last[held] = self._loop.time()
             self._schedule(held, self._last[held] + held.heartbeat_seconds)

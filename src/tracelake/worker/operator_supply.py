@@ -92,6 +92,10 @@ class OperatorSupply:
         except TimeoutError:
             raise Unavailable("NoOperatorHost", "the operator host has ended and can't be started") from None
 
+    async def warmed(self) -> None:
+        """Returns once a process is ready; raises when none can be started."""
+        await self.give_back(await self.take(), reusable=True)
+
     async def _of(self, pool: OperatorPool) -> Process | None:
         """None when the pool has ended with its host."""
         try:

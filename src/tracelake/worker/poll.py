@@ -90,7 +90,7 @@ class Poller:
 
     def _take(self, answer: ClaimResponse, receipts: list[str]) -> None:
         if answer.task is None or answer.lease_token is None:
-            _log.info("not_claimed", task_id=str(answer.task_id), reason=answer.reason)
+            _log.debug("not_claimed", task_id=str(answer.task_id), reason=answer.reason)
             self._wake_ups.done(receipts)
             return
         self._accept(HeldTask(answer, answer.task, answer.lease_token, receipts))

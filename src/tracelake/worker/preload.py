@@ -22,6 +22,8 @@ _SPARK = (
     "pyspark.sql.connect.session",
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.dataframe",
+    "tracelake.operators.spark_input",
+    "tracelake.operators.spark_output",
     "tracelake.worker.spark_session",
 )
 _NEEDS_SPARK = ("sql_transform",)

@@ -77,6 +77,8 @@ def main() -> None:
         "JAVA_HOME": str(java.home),
         "SPARK_HOME": str(spark_home),
         "SPARK_CONF_DIR": str(folder / "conf"),
+        # Asked for by the launcher of executors, which otherwise looks for a source tree.
+        "SPARK_SCALA_VERSION": _scala_version(spark_home),
     }
     os.chdir(folder)
     os.execv(java.executable, server_command(java, spark_home, folder, launch))
@@ -104,6 +106,11 @@ def find_spark_home() -> Path:
         if (Path(place) / "jars").is_dir():
             return Path(place)
     raise OSError("pyspark is not installed. Remedy: pip install 'tracelake[spark]'")
+
+
+def _scala_version(spark_home: Path) -> str:
+    core = next(iter((spark_home / "jars").glob("spark-core_*.jar")), None)
+    return core.name.removeprefix("spark-core_").partition("-")[0] if core is not None else ""
 
 
 def _prepare(folder: Path, launch: Launch) -> None:

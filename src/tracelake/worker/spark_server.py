@@ -72,6 +72,7 @@ class SparkServer:
         self._life: SparkLife | None = None
         self._serving = asyncio.Event()
         self._gone = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def generation(self) -> int:
@@ -147,7 +148,10 @@ class SparkServer:
         self._serving.clear()
         self._gone.set()
         if life is not None:
-            await life.end()
+            self._ending = asyncio.create_task(life.end())
+        if self._ending is not None:
+            # Carried through also when whoever asked for it is cancelled; ``stop`` waits for it once more.
+            await asyncio.shield(self._ending)
 
     def _current(self) -> SparkLife:
         if self._life is None:

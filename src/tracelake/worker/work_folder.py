@@ -1,7 +1,8 @@
 """A worker's own folder for as long as it lives.
 
 It is locked by its worker and removed when the worker ends. One that was killed can't; so each worker that starts
-removes the folders beside its own whose lock nobody holds.
+removes the folders beside its own whose lock nobody holds. Only workers of one runtime have folders beside each
+other: an invoker keeps what its successor needs.
 """
 
 from __future__ import annotations

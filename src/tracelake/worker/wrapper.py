@@ -119,7 +119,7 @@ class Wrapper:
     def report(self, held: HeldTask, completion: CompleteRequest | None) -> None:
         if completion is None:
             self._let_go(held, settled=False)
-        elif held.has_progress:
+        elif self.heartbeats.has_unsaid(held):
             reporting = asyncio.create_task(self._report_with_progress(held, completion))
             self._reporting.add(reporting)
             reporting.add_done_callback(self._reporting.discard)

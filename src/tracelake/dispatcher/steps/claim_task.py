@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from tracelake.contracts.dispatcher_api import (
@@ -92,7 +91,6 @@ async def _claim(
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
     started = await _start(ctx, tx, claims, rows, verdicts, reads)
-    states = await _states(tx, started)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
@@ -106,7 +104,7 @@ async def _claim(
                 attempt.outputs,
                 attempt=attempt.attempt,
                 epoch=attempt.epoch,
-                state=states.get(task.task_id),
+                state=attempt.state,
             )
             results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
         else:
@@ -230,17 +228,12 @@ async def _start(
     return started
 
 
-async def _states(tx: Transaction, started: dict[UUID, _Started]) -> dict[UUID, Any]:
-    """What earlier attempts left; a first one has nobody before it, and needn't ask."""
-    again = [task_id for task_id, (_, _, _, attempt) in started.items() if attempt.attempt > 1]
-    return await operator_state.saved(tx, again)
-
-
 async def _held(tx: Transaction, task: TaskRow) -> _Started:
     assert task.state.lease_token is not None
     assert task.lease_expires_at is not None
     assert task.epoch is not None
     inputs = render_payload.from_json(task.inputs or [])
     outputs = await jobs.output_state(tx, [task.job_id])
-    attempt = StartedAttempt(task.state.attempt, task.lease_expires_at, task.epoch, outputs)
+    saved = await operator_state.saved(tx, task.task_id) if task.state.attempt > 1 else None
+    attempt = StartedAttempt(task.state.attempt, task.lease_expires_at, task.epoch, outputs, saved)
     return task, inputs, task.state.lease_token, attempt

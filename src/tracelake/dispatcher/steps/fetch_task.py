@@ -32,7 +32,7 @@ async def fetch_task(ctx: StepContext, task_id: UUID) -> FetchResponse:
             await jobs.output_state(tx, cards),
             attempt=task.state.attempt,
             epoch=task.epoch,
-            state=(await operator_state.saved(tx, [task_id])).get(task_id),
+            state=await operator_state.saved(tx, task_id),
         )
         return FetchResponse(task.state.status.value, task_id, task.state.attempt, payload)
 

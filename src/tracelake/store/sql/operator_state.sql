@@ -12,7 +12,7 @@ SET value = excluded.value, attempt = excluded.attempt, input_revisions = exclud
 DELETE FROM operator_state WHERE job_id = $1 AND key = $2::uuid::text
 
 -- name: saved
--- What these tasks may resume from: not what was derived from an input that has changed since.
-SELECT t.task_id, s.value
+-- What a task's attempt may resume from: not what was derived from an input that has changed since.
+SELECT s.value
 FROM task t JOIN operator_state s ON s.job_id = t.job_id AND s.key = t.task_id::text
-WHERE t.task_id = ANY($1::uuid[]) AND s.input_revisions = input_revisions(t.inputs)
+WHERE t.task_id = $1 AND s.input_revisions = input_revisions(t.inputs)

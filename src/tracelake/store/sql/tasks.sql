@@ -70,7 +70,8 @@ ORDER BY c.task_id, ji.input_index
 
 -- name: start_attempts
 -- Queued to Running: the only place where an attempt begins and an epoch is drawn. Answers with the state of the
--- outputs that the attempt starts from.
+-- outputs that the attempt starts from, and with what an earlier one left; a first one has nobody before it, and
+-- doesn't look.
 WITH c AS (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::float8[])
         AS c(task_id, job_id, worker_id, claim_key, lease_token, inputs, lease_seconds)
@@ -87,12 +88,17 @@ WITH c AS (
         lease_expires_at = tl_now() + make_interval(secs => c.lease_seconds)
     FROM c LEFT JOIN o USING (job_id) WHERE t.task_id = c.task_id
     RETURNING t.task_id, t.attempt, t.worker_id, t.lease_token, t.lease_expires_at, t.epoch, t.output_revisions,
-              o.names
+              o.names, t.job_id, t.inputs
 ), history AS (
     INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at)
     SELECT task_id, attempt, worker_id, lease_token, epoch, tl_now() FROM started
 )
-SELECT task_id, attempt, lease_expires_at, epoch, output_revisions, names FROM started
+SELECT task_id, attempt, lease_expires_at, epoch, output_revisions, names,
+       CASE WHEN attempt > 1 THEN (
+            SELECT s.value FROM operator_state s
+            WHERE s.job_id = started.job_id AND s.key = started.task_id::text
+              AND s.input_revisions = input_revisions(started.inputs)) END AS state
+FROM started
 
 -- name: extend_leases
 -- Heartbeats: a longer lease, never a shorter one, for attempts that the caller has checked and holds locked.

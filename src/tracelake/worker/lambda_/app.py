@@ -136,7 +136,7 @@ class _Place:
     def __init__(self, work_folder: Path) -> None:
         work_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(_MAX_PLACES):
-            self.folder = work_folder / ("lambda" if number == 0 else f"lambda-{number}")
+            self.folder = work_folder / f"invoker-{number}"
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

@@ -149,7 +149,7 @@ class Invoker:
             del self._running[attempt.fence.key]
             self.idle_since = time.monotonic()
         status = "Canceled" if ending is None else ending.completion.status
-        _log.info("function_ended", status=status, seconds=round(time.monotonic() - started, 4), **bound)
+        _log.debug("function_ended", status=status, seconds=round(time.monotonic() - started, 4), **bound)
         await self._reports.tell(attempt.fence, attempt.task, None if ending is None else ending.completion)
 
     async def _run(self, attempt: _Attempt) -> Ending | None:

@@ -1,0 +1,89 @@
+"""A worker with a Spark of its own: tasks on it, and what becomes of them when either is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tracelake.contracts.user_api import TaskDetail
+from tracelake.testing.dev_stack import descendants, eventually, is_gone
+from tracelake.testing.shared_postgres import SharedPostgres
+from tracelake.testing.site import Databases
+from tracelake.testing.worker_process import WorkerProcess
+from tracelake.testing.worker_scene import WorkerScene, open_scene
+
+OPERATORS = str(Path(__file__).with_name("wrapper_operators.py"))
+SPARK = "ecs_spark"
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(scope="module")
+def scene(
+    postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerScene]:
+    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
+    with open_scene(Databases(*dsns), tmp_path_factory.mktemp("spark")) as opened:
+        yield opened
+    for dsn in dsns:
+        postgres_cluster.drop(dsn)
+
+
+@pytest.fixture(scope="module")
+def worker(scene: WorkerScene) -> Iterator[WorkerProcess]:
+    with scene.working("worker", "--operators", OPERATORS, runtime=SPARK) as working:
+        yield working
+
+
+def spinning(scene: WorkerScene, worker: WorkerProcess, dag: str) -> TaskDetail:
+    scene.deploy(dag, "spins", runtime=SPARK, heartbeat_timeout_seconds=4, max_attempts=1)
+    scene.trigger(dag)
+    return scene.until(dag, "Spark's work", lambda shown: bool(shown.attempts and shown.attempts[0].progress))
+
+
+def java_of(worker: WorkerProcess) -> int:
+    [java] = [pid for pid in descendants(worker.pid) if Path(f"/proc/{pid}/comm").read_text() == "java\n"]
+    return java
+
+
+def test_a_task_runs_on_spark_and_tells_its_progress(scene: WorkerScene, worker: WorkerProcess) -> None:
+    shown = scene.ran("select", "selects", runtime=SPARK)
+    assert shown.status == "Completed", shown.attempts
+    assert "stages" in (shown.attempts[0].progress or {})
+
+
+def test_a_canceled_task_leaves_spark_to_others(scene: WorkerScene, worker: WorkerProcess) -> None:
+    task = spinning(scene, worker, "canceled")
+    scene.client.cancel(task.task_id)
+    eventually(
+        "it is let go",
+        lambda: [each for each in worker.events("attempt_ended") if each["task_id"] == str(task.task_id)],
+    )
+    assert scene.ran("after_cancel", "selects", runtime=SPARK).status == "Completed"
+
+
+def test_a_spark_that_is_killed_fails_its_tasks_and_is_started_again(
+    scene: WorkerScene, worker: WorkerProcess
+) -> None:
+    spinning(scene, worker, "bereft")
+    java = java_of(worker)
+    os.kill(java, signal.SIGKILL)
+    shown = scene.ended("bereft")
+    assert shown.status == "Failed"
+    assert "Spark" in (shown.attempts[0].error_message or "")
+    assert scene.ran("after_death", "selects", runtime=SPARK).status == "Completed"
+    assert java_of(worker) != java
+    assert worker.exit_code is None
+
+
+def test_the_worker_takes_its_spark_along(scene: WorkerScene, worker: WorkerProcess) -> None:
+    below = descendants(worker.pid)
+    worker.send(signal.SIGTERM)
+    eventually("it ends", lambda: worker.exit_code is not None)
+    assert worker.exit_code == 0
+    for pid in below:
+        assert is_gone(pid)
