@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import Unavailable
 from tracelake.testing.spark import GROUP, QUICK, LocalProgram, LocalPrograms
-from tracelake.worker import spark_session
-from tracelake.worker.spark_server import SparkServer
+from tracelake.worker.spark import session as spark_session
+from tracelake.worker.spark.server import SparkServer
 
 pytestmark = [
     pytest.mark.xdist_group(GROUP),

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from tracelake.contracts.operator_protocol import SparkTarget
-from tracelake.worker import spark_session
+from tracelake.worker.spark import session as spark_session
 
 
 def main() -> None:

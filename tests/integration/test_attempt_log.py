@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tracelake.domain.errors import Invalid
 from tracelake.testing.operator_scene import attempt, make_home, running_host
-from tracelake.worker.attempt_log import AttemptLog
-from tracelake.worker.log_file import LogFile
-from tracelake.worker.log_sweep import sweep_logs
-from tracelake.worker.redaction import MASK, Redaction
+from tracelake.worker.logs.attempt_log import AttemptLog
+from tracelake.worker.logs.log_file import LogFile
+from tracelake.worker.logs.log_sweep import sweep_logs
+from tracelake.worker.logs.redaction import MASK, Redaction
 
 TASK = str(uuid4())
 SECRET = "pässword/with\nlines+and=signs"
@@ -200,10 +200,10 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path, monkeypatch: 
     def full(_: int, __: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tracelake.worker.log_file.os.write", full)
+    monkeypatch.setattr("tracelake.worker.logs.log_file.os.write", full)
     file.write(b"lost line\n")
     file.write(b"another\n")
-    monkeypatch.setattr("tracelake.worker.log_file.os.write", real)
+    monkeypatch.setattr("tracelake.worker.logs.log_file.os.write", real)
     file.write(b"after\n")
     file.close()
     told = "[tracelake] 18 bytes were lost here: No space left on device"

@@ -26,8 +26,8 @@ from tracelake.testing.operator_scene import (
     until_printed,
     until_released,
 )
-from tracelake.worker.operator_host_client import HostSpec, OperatorGone, OperatorHost, OperatorProcess
-from tracelake.worker.operator_pool import MAX_RUNS, OperatorPool
+from tracelake.worker.host.client import HostSpec, OperatorGone, OperatorHost, OperatorProcess
+from tracelake.worker.host.operator_pool import MAX_RUNS, OperatorPool
 
 AS_ROOT = os.geteuid() == 0
 

@@ -32,7 +32,7 @@ from tracelake.testing.operator_process import (
     an_output,
     operator_process,
 )
-from tracelake.worker.channel import (
+from tracelake.worker.operator.channel import (
     HEADER,
     ChannelBroken,
     ChannelClosed,
@@ -42,7 +42,7 @@ from tracelake.worker.channel import (
     read_frame,
     write_frame,
 )
-from tracelake.worker.operator_main import GONE
+from tracelake.worker.operator.main import GONE
 
 OPERATORS = """
     import logging, os, subprocess, sys, threading, time

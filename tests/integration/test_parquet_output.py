@@ -27,7 +27,7 @@ from tracelake.operators import Context
 from tracelake.operators.arrow_schema import schema_hash, stored_schema
 from tracelake.operators.spark_input import where_column
 from tracelake.testing.operator_process import a_task, an_output, operator_process
-from tracelake.worker import spark_session
+from tracelake.worker.spark import session as spark_session
 
 EXAMPLE = Path(__file__).parents[2] / "examples/operators/block_squares.py"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelake.testing.operator_scene import attempt, make_home, running_host
-from tracelake.worker.private_view import Blank, Cover, Show, Step, plan_view
+from tracelake.worker.host.private_view import Blank, Cover, Show, Step, plan_view
 
 NAMES = st.sampled_from(["a", "b", "c"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map(lambda parts: Path("/", *parts))

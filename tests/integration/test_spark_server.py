@@ -17,11 +17,11 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import Unauthenticated, Unavailable
 from tracelake.secret import Secret
 from tracelake.testing.spark import GROUP, QUICK, LocalPrograms, SharedSpark, unsupervised
-from tracelake.worker import spark_life
-from tracelake.worker.spark_remote import RemoteSpark
-from tracelake.worker.spark_rpc import SparkRpc
-from tracelake.worker.spark_server import SparkServer, spark_engine
-from tracelake.worker.spark_settings import SparkSettings
+from tracelake.worker.spark import life as spark_life
+from tracelake.worker.spark.remote import RemoteSpark
+from tracelake.worker.spark.rpc import SparkRpc
+from tracelake.worker.spark.server import SparkServer, spark_engine
+from tracelake.worker.spark.settings import SparkSettings
 
 pytestmark = pytest.mark.xdist_group(GROUP)
 

@@ -22,9 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.testing.spark import SharedSpark, unsupervised
-from tracelake.worker import spark_ids, spark_session
-from tracelake.worker.spark_client import SparkConnection
-from tracelake.worker.spark_session import SparkAttempt
+from tracelake.worker.spark import ids as spark_ids
+from tracelake.worker.spark import session as spark_session
+from tracelake.worker.spark.client import SparkConnection
+from tracelake.worker.spark.session import SparkAttempt
 
 OPERATOR = Path(__file__).with_name("spark_operator.py")
 

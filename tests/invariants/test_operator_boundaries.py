@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 
 from tracelake.testing.operator_scene import SECRETS, attempt, make_home, running_host
-from tracelake.worker.operator_host_client import HostSpec, OperatorHost
+from tracelake.worker.host.client import HostSpec, OperatorHost
 
 AS_ROOT = os.geteuid() == 0
 TOKEN = "worker-token-0123456789abcdef"

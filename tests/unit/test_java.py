@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tracelake.domain.errors import Unavailable
-from tracelake.worker import java as java_module
-from tracelake.worker.java import find_java, java_version, parse_version
+from tracelake.worker.spark import java as java_module
+from tracelake.worker.spark.java import find_java, java_version, parse_version
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ MINE = """
 
 
 def test_importing_the_operator_api_imports_neither_spark_nor_arrow() -> None:
-    program = "import sys, tracelake.worker.operator_main as m, tracelake.operators.noop; print(*sys.modules)"
+    program = "import sys, tracelake.worker.operator.main as m, tracelake.operators.noop; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.worker import program_log
-from tracelake.worker.program_log import ProgramLog
+from tracelake.worker.logs import program_log
+from tracelake.worker.logs.program_log import ProgramLog
 
 
 async def test_every_line_is_heard_and_written(tmp_path: Path) -> None:

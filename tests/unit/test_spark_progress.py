@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql.connect.shell.progress import StageInfo
 
-from tracelake.worker.spark_progress import SparkProgress
+from tracelake.worker.spark.progress import SparkProgress
 
 
 class Listener:

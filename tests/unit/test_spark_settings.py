@@ -6,9 +6,9 @@ import pytest
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import Invalid
-from tracelake.worker import spark_channel
-from tracelake.worker.spark_conf import as_properties
-from tracelake.worker.spark_settings import SparkSettings
+from tracelake.worker.spark import channel as spark_channel
+from tracelake.worker.spark.conf import as_properties
+from tracelake.worker.spark.settings import SparkSettings
 
 
 def test_without_any_setting_it_is_an_embedded_server_on_all_cores() -> None:

@@ -24,7 +24,7 @@ from tracelake.worker.attempt import AttemptRunner
 from tracelake.worker.conversation import Process
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import WorkerSettings
 

@@ -29,7 +29,7 @@ from tracelake.contracts.operator_protocol import (
 from tracelake.testing.worker_tasks import Script, ScriptedOperator, held_task
 from tracelake.worker.conversation import Conversation, OperatorMisbehaved
 from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.host.operator_process import OperatorGone
 
 DONE = Finished(status="Completed")
 

@@ -27,13 +27,13 @@ from tracelake.contracts.operator_protocol import (
     Run,
     ToOperator,
 )
-from tracelake.worker.channel import decode_from_operator, encode, read_frame, write_frame
+from tracelake.worker.operator.channel import decode_from_operator, encode, read_frame, write_frame
 
 _PROGRAM = """
 import socket, sys
 from pathlib import Path
 from tracelake.operators.registry import Registry
-from tracelake.worker.operator_main import serve
+from tracelake.worker.operator.main import serve
 fd, folder, *sources = sys.argv[1:]
 serve(socket.socket(fileno=int(fd)), Registry.standard(sources), work_folder=Path(folder))
 """

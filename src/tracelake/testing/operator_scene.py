@@ -23,8 +23,8 @@ import msgspec
 from tracelake.contracts.dispatcher_api import TaskPayload
 from tracelake.contracts.operator_protocol import VERSION, Finished, FromOperator, Run
 from tracelake.logs import configure_logs
-from tracelake.worker import kernel
-from tracelake.worker.operator_host_client import HostSpec, OperatorHost, OperatorProcess
+from tracelake.worker.host import kernel
+from tracelake.worker.host.client import HostSpec, OperatorHost, OperatorProcess
 
 SECRETS = ("secrets.json", "worker_tokens", "dev.json", "keys/task.pem", "postgres/state/PG_VERSION")
 

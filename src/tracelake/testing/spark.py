@@ -19,8 +19,8 @@ import pytest
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.embedded_postgres import parent_death
-from tracelake.worker.spark_server import SparkServer
-from tracelake.worker.spark_settings import SparkSettings
+from tracelake.worker.spark.server import SparkServer
+from tracelake.worker.spark.settings import SparkSettings
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from tracelake.worker import namespaces
-from tracelake.worker.identity import DEFAULT_USER, operator_account
-from tracelake.worker.private_view import closed_to, interpreter_paths, plan_view, with_targets
+from tracelake.worker.host import namespaces
+from tracelake.worker.host.identity import DEFAULT_USER, operator_account
+from tracelake.worker.host.private_view import closed_to, interpreter_paths, plan_view, with_targets
 
 
 def main(folder: Path, argv: list[str]) -> None:

@@ -20,7 +20,7 @@ from tracelake.contracts.dispatcher_api import (
 )
 from tracelake.contracts.operator_protocol import FromOperator, Run, ToOperator
 from tracelake.worker.held_task import HeldTask
-from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.host.operator_process import OperatorGone
 
 
 def payload(task_id: UUID | None = None, **changes: Any) -> TaskPayload:

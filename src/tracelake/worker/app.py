@@ -20,11 +20,11 @@ from tracelake.queue.postgres import PostgresQueue
 from tracelake.worker.data_commit import DataCommitter
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.drain import drain
-from tracelake.worker.operator_host_client import HostSpec
-from tracelake.worker.operator_supply import OperatorSupply
+from tracelake.worker.host.client import HostSpec
+from tracelake.worker.host.operator_supply import OperatorSupply
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import LAMBDA, SPARK, WorkerSettings
-from tracelake.worker.spark_engine import SparkEngine
+from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.work_folder import own_work_folder
 from tracelake.worker.wrapper import Wrapper
 
@@ -119,8 +119,8 @@ async def _serve(
 async def _start_spark(
     settings: WorkerSettings, supply: OperatorSupply, parts: AsyncExitStack
 ) -> SparkEngine:
-    from tracelake.worker.spark_server import spark_engine
-    from tracelake.worker.spark_settings import SparkSettings
+    from tracelake.worker.spark.server import spark_engine
+    from tracelake.worker.spark.settings import SparkSettings
 
     engine = spark_engine(SparkSettings.from_environment(os.environ), supply, settings.work_folder / "spark")
     parts.push_async_callback(engine.stop)

@@ -19,16 +19,16 @@ from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest
 from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkTarget
 from tracelake.domain.errors import Forbidden, TracelakeError
 from tracelake.secret import Secret
-from tracelake.worker.attempt_log import AttemptLog
 from tracelake.worker.calls import Calls, Committer
 from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.host.operator_process import OperatorGone
+from tracelake.worker.logs.attempt_log import AttemptLog
 from tracelake.worker.outcome import conclude
 from tracelake.worker.secret_provider import MissingSecret, SecretProvider
 from tracelake.worker.settings import WorkerSettings
-from tracelake.worker.spark_engine import SparkEngine
+from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.staging import prepare_staging
 
 _NOT_WORTH_A_RETRY = (MissingSecret, Forbidden)

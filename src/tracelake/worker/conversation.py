@@ -28,7 +28,7 @@ from tracelake.contracts.operator_protocol import (
 from tracelake.secret import Secret
 from tracelake.worker.calls import Calls
 from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.operator_process import OperatorGone
+from tracelake.worker.host.operator_process import OperatorGone
 
 CANCEL_GRACE = 2.0
 _MAX_CALLS = 32

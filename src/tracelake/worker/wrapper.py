@@ -24,7 +24,7 @@ from tracelake.worker.load import Load
 from tracelake.worker.poll import Poller
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import WorkerSettings
-from tracelake.worker.spark_engine import SparkEngine
+from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.wake_ups import WakeUps
 
 _WAIT_SECONDS = 1.0

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tracelake.worker.host.process_tree import children_of
 from tracelake.worker.lambda_.function_output import FunctionOutput
 from tracelake.worker.lambda_.function_program import FunctionIdentity
 from tracelake.worker.lambda_.runtime_api import Result, RuntimeApi, RuntimeCall
-from tracelake.worker.process_tree import children_of
 from tracelake.worker.sandbox.spec import MIB, EndReason, SandboxExit
 
 

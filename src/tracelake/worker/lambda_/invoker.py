@@ -19,7 +19,6 @@ import structlog
 
 from tracelake.contracts.bundles import Invocation
 from tracelake.domain import errors
-from tracelake.worker.attempt_log import AttemptLog
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.lambda_.completion_shim import Ending, ending_of, failed, released
 from tracelake.worker.lambda_.environment_pool import EnvironmentPool
@@ -27,6 +26,7 @@ from tracelake.worker.lambda_.journal import Fence, Journal
 from tracelake.worker.lambda_.reports import Reports
 from tracelake.worker.lambda_.run_function import FunctionRun, run_function
 from tracelake.worker.lambda_.runtime_api import Broken
+from tracelake.worker.logs.attempt_log import AttemptLog
 
 LOOK_SECONDS = 5.0
 """How often somebody asks whether a running task has been canceled: functions needn't heartbeat."""

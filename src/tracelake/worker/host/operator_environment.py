@@ -1,0 +1,101 @@
+"""What surrounds operator code: its few variables, and proof that the view is what it claims to be.
+
+The proof is made under the operators' own identity, by trying: what they need can be read, what holds
+credentials can't. Root refuses to go on otherwise. A user without namespaces has no way to keep their own files
+from their own operators; that is said, and not hidden.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tracelake.domain.errors import Invalid
+from tracelake.worker.host.identity import Account
+from tracelake.worker.host.private_view import interpreter_paths
+from tracelake.worker.host.protocol import Setup
+
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def set_environment(setup: Setup) -> None:
+    """All that operators inherit; an attempt adds its own."""
+    temporary = Path(setup.work_folder, "tmp")
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    os.environ.clear()
+    os.environ.update(
+        PATH=_PATH,
+        LANG="C.UTF-8",
+        TZ="UTC",
+        HOME=setup.work_folder,
+        TMPDIR=str(temporary),
+        PYTHONUNBUFFERED="1",
+    )
+    os.chdir(setup.work_folder)
+
+
+def needed_paths(setup: Setup) -> list[Path]:
+    """What was asked for and isn't there is missed by who looks for it, with a better word than ours."""
+    shown = [Path(path) for path in setup.shown if os.path.exists(path)]
+    return [*interpreter_paths(), Path(setup.object_root), Path(setup.work_folder), *shown]
+
+
+def verify(setup: Setup, account: Account | None, needed: Sequence[Path]) -> list[str]:
+    """Warnings; raises when operators wouldn't work, or would see what they mustn't."""
+    unreachable = [str(path) for path in needed if not _readable(path)]
+    if unreachable:
+        user = account.name if account is not None else "this user"
+        remedy = "make it readable for others" if setup.namespaces else "allow namespaces, or move it"
+        raise Invalid(
+            "OperatorsCannotRead",
+            f"operators run as {user}, who can't read {unreachable[0]}; {remedy}, or run the worker as a user"
+            " that isn't root",
+        )
+    meant = (setup.object_root, setup.work_folder, *map(str, needed))
+    exposed = [path for place in _secrets(setup) if (path := _leaking(place, meant)) is not None]
+    if not exposed:
+        return []
+    if account is not None or setup.namespaces:
+        raise Invalid(
+            "OperatorsWouldReadSecrets",
+            f"operators would be able to read {exposed[0]}; close it to other users, or allow namespaces",
+        )
+    return [f"operators run as the worker's own user without a private view: they can read {exposed[0]}"]
+
+
+def describe(setup: Setup, account: Account | None) -> str:
+    who = f"operators run as {account.name} (uid {account.uid})" if account else "operators run as this user"
+    if setup.namespaces:
+        return f"{who}, in a private view: files, processes and shared memory of their own"
+    return f"{who}, without a private view: they see the machine's processes and every file open to that user"
+
+
+def _secrets(setup: Setup) -> list[Path]:
+    return [Path(path) for path in ([setup.home] if setup.home else []) + setup.hidden]
+
+
+def _readable(path: Path) -> bool:
+    wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return os.access(path, wanted)
+
+
+def _leaking(place: Path, meant_for_operators: Iterable[str]) -> Path | None:
+    """A file of this place, or below it, whose content can be read."""
+    if not os.path.isdir(place):
+        return place if _has_content(place) else None
+    spared = {os.path.realpath(path) for path in meant_for_operators}
+    for folder, folders, names in os.walk(place):
+        folders[:] = [name for name in folders if os.path.realpath(os.path.join(folder, name)) not in spared]
+        for name in names:
+            if _has_content(path := Path(folder, name)):
+                return path
+    return None
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return bool(file.read(1))
+    except OSError:
+        return False

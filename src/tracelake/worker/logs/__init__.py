@@ -1,0 +1,1 @@
+"""What attempts and programs print, kept: without secrets, within bounds."""

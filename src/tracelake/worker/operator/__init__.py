@@ -1,0 +1,1 @@
+"""Inside an operator process: one attempt after another, spoken for by the wrapper."""
