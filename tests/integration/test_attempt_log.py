@@ -23,7 +23,7 @@ from tracelake.worker.logs.log_file import LogFile
 from tracelake.worker.logs.log_sweep import sweep_logs
 from tracelake.worker.logs.redaction import MASK, Redaction
 
-TASK = str(uuid4())
+TASK = "5f0d7e9a-9d0b-4a53-8f5b-0d1f2a7f4c11"
 SECRET = "pässword/with\nlines+and=signs"
 
 

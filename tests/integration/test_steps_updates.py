@@ -7,7 +7,7 @@ import pytest
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import Conflict
-from tracelake.testing.conversation import Conversation, dag, reactive, source
+from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source
 
 
 @pytest.fixture
@@ -167,6 +167,119 @@ async def test_a_repeated_announcement_sends_nobody_back(talk: Conversation) -> 
     await talk.complete(await talk.lease("up"))
     assert (await talk.trigger(0, 9)).tasks_created == 0
     assert (await talk.consumed("up"))["cursor"] == 9
+
+
+async def packed(talk: Conversation, *starts: int) -> list[Lease]:
+    """``up`` reads what ``work`` packs into partitions; attempts at those from ``starts`` on run."""
+    await talk.deploy(
+        dag(
+            source(), reactive("work", "src", storage="parquet"), reactive("up", "work", strategy="PerUpdate")
+        )
+    )
+    leases = []
+    for start in starts:
+        await talk.trigger(start, start + 9)
+        leases.append(await talk.lease("work"))
+    return leases
+
+
+async def refused(talk: Conversation, lease: Lease) -> None:
+    with pytest.raises(Conflict) as conflict:
+        await talk.complete(lease)
+    assert conflict.value.reason == "InputChanged"
+
+
+async def test_a_partition_that_fills_in_what_an_update_reads_refuses_it(talk: Conversation) -> None:
+    first, second = await packed(talk, 0, 10)
+    await talk.complete_scope(second)
+    lease = await talk.lease("up")
+    assert (lease.read.after, lease.read.upto) == (-1, 19)
+    await talk.complete_scope(first)
+    await refused(talk, lease)
+    await refused(talk, lease)
+    assert (await talk.consumed("up"))["cursor"] == -1
+    assert await talk.scopes("up") == []
+    again = await talk.lease(lease.task_id)
+    assert (again.read.after, again.read.upto) == (-1, 19)
+    await talk.complete(again)
+    assert (await talk.consumed("up"))["cursor"] == 19
+
+
+async def test_a_partition_that_fills_in_what_an_update_has_read_sends_it_back(talk: Conversation) -> None:
+    first, second = await packed(talk, 0, 10)
+    await talk.complete_scope(second)
+    await talk.complete(await talk.lease("up"))
+    assert (await talk.consumed("up"))["cursor"] == 19
+    await talk.complete_scope(first)
+    lease = await talk.lease("up")
+    assert (lease.read.after, lease.read.upto) == (-1, 19)
+
+
+async def test_a_partition_that_replaces_one_of_what_an_update_reads_refuses_it(talk: Conversation) -> None:
+    [small] = await packed(talk, 0)
+    await talk.complete_scope(small)
+    lease = await talk.lease("up")
+    await talk.trigger(0, 19)
+    await talk.run("work")
+    await refused(talk, lease)
+    assert (await talk.lease(lease.task_id)).read.upto == 19
+
+
+async def test_a_partition_beyond_what_an_update_reads_refuses_nobody(talk: Conversation) -> None:
+    first, second = await packed(talk, 0, 10)
+    await talk.complete_scope(first)
+    lease = await talk.lease("up")
+    await talk.complete_scope(second)
+    await talk.complete(lease)
+    following = await talk.lease("up")
+    assert (following.read.after, following.read.upto) == (9, 19)
+
+
+async def test_what_others_commit_refuses_no_update(talk: Conversation) -> None:
+    [first] = await packed(talk, 10)
+    await talk.complete_scope(first)
+    lease = await talk.lease("up")
+    await talk.trigger(0, 9)
+    assert (await talk.complete(lease)).task_status == "Completed"
+
+
+async def test_events_of_an_update_that_may_have_missed_something_are_refused(talk: Conversation) -> None:
+    first, second = await packed(talk, 0, 10)
+    await talk.complete_scope(second)
+    lease = await talk.lease("up")
+    await talk.complete_scope(first)
+    with pytest.raises(Conflict) as conflict:
+        await talk.emit(lease, EventIn(await talk.dataset("up"), cursor=19))
+    assert conflict.value.reason == "InputChanged"
+    assert (await talk.output("up"))["cursor"] is None
+
+
+async def test_an_update_claimed_before_an_upgrade_completes_as_it_did_then(talk: Conversation) -> None:
+    first, second = await packed(talk, 0, 10)
+    await talk.complete_scope(second)
+    lease = await talk.lease("up")
+    await talk.query("UPDATE task SET inputs = inputs #- '{0,as_of}' WHERE task_id = $1", lease.task_id)
+    await talk.complete_scope(first)
+    assert (await talk.complete(lease)).task_status == "Completed"
+
+
+async def test_only_what_is_read_from_partitions_is_looked_at_again(talk: Conversation) -> None:
+    quiet = {"from": {"job": "still", "output": 0}, "trigger": False}
+    await talk.deploy(
+        dag(
+            source(),
+            source("still"),
+            source("head"),
+            reactive("up", "src", quiet, "head", strategy="PerUpdate"),
+            reactive("work", "src"),
+        )
+    )
+    await talk.trigger(0, 9)
+    await talk.trigger(0, 9, job="still")
+    await talk.trigger(cursor=5, job="head")
+    update, scope = await talk.lease("up"), await talk.lease("work")
+    assert [isinstance(read.as_of, int) for read in update.payload.inputs] == [True, False, False]
+    assert [isinstance(read.as_of, int) for read in scope.payload.inputs] == [False]
 
 
 async def test_an_updates_own_events_are_routed_on(talk: Conversation) -> None:

@@ -23,3 +23,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("example", ["operators/block_squares.py", "functions/python/main.py"])
+def test_the_readme_prints_the_examples_that_are_tested(example: str) -> None:
+    code = (ROOT / "examples" / example).read_text(encoding="utf-8")
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text(encoding="utf-8")

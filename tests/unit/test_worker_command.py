@@ -31,7 +31,7 @@ def test_without_a_stack_it_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_wrapper_cannot_be_looked_into() -> None:
     script = (
-        "import ctypes; from tracelake.worker.protection import make_undumpable; "
-        "make_undumpable(); raise SystemExit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+        "import ctypes; from tracelake.worker.host.kernel import forbid_inspection; "
+        "forbid_inspection(); raise SystemExit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

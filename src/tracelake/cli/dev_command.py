@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,10 +68,22 @@ def dev(
         user_port=user_port,
         internal_port=internal_port,
         runtimes=tuple(runtime or ()),
-        workers=() if no_workers else WORKERS,
+        workers=() if no_workers else tuple(_workers()),
         operators=tuple(_found(each) for each in operators or ()),
     )
     run_dev(place, options, say=_say, on_ready=ready)
+
+
+def _workers() -> Iterator[str]:
+    """All of them, but for functions where no sandbox can hold them: everything else is of use without."""
+    from tracelake.worker.sandbox import Sandbox
+
+    for runtime in WORKERS:
+        if runtime == "lambda" and not (report := asyncio.run(Sandbox.check())).available:
+            for problem in report.problems:
+                _say(f"no functions (runtime lambda) here: {problem.message} ({problem.remedy})")
+        else:
+            yield runtime
 
 
 def _found(operators: str) -> str:

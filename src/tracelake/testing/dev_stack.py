@@ -75,12 +75,12 @@ def tracelake(
 
 
 class DevStack:
-    def __init__(self, home: Path, output: Path, *options: str) -> None:
+    def __init__(self, home: Path, output: Path, *options: str, workers: bool = False) -> None:
         self.home = home
         self.stdout = output / "stdout"
         self.stderr = output / "stderr"
         output.mkdir(exist_ok=True)
-        ports = ("--user-port", "0", "--internal-port", "0", "--no-workers")
+        ports = ("--user-port", "0", "--internal-port", "0", *(() if workers else ("--no-workers",)))
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tracelake", "dev", "--home", str(home), *ports, *options],

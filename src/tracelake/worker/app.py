@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.drain import drain
 from tracelake.worker.host.client import HostSpec
 from tracelake.worker.host.operator_supply import OperatorSupply
+from tracelake.worker.logs.log_sweep import sweep_logs
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import LAMBDA, SPARK, WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -33,6 +35,7 @@ Ready = Callable[[], None]
 _QUEUE_PAUSES = (0.1, 5.0)
 _POLL_END_SECONDS = 5.0
 _WAKE_UPS_SECONDS = 1.0
+_SWEEP_SECONDS = 3600.0
 
 _log = structlog.get_logger(__name__)
 
@@ -87,7 +90,14 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     )
     if engine is not None:
         await parts.enter_async_context(_running(wrapper.watch_spark(engine)))
+    await parts.enter_async_context(_running(_keep_logs_small(settings.log_folder)))
     return wrapper
+
+
+async def _keep_logs_small(folder: Path) -> None:
+    while True:
+        await asyncio.to_thread(sweep_logs, folder)
+        await asyncio.sleep(_SWEEP_SECONDS)
 
 
 async def _serve(
@@ -122,7 +132,10 @@ async def _start_spark(
     from tracelake.worker.spark.server import spark_engine
     from tracelake.worker.spark.settings import SparkSettings
 
-    engine = spark_engine(SparkSettings.from_environment(os.environ), supply, settings.work_folder / "spark")
+    # Not in the work folder: that is the operators', who could plant a link in the log's place.
+    log = settings.log_folder.parent / f"spark-{settings.work_folder.name}.log"
+    folder = settings.work_folder / "spark"
+    engine = spark_engine(SparkSettings.from_environment(os.environ), supply, folder, log=log)
     parts.push_async_callback(engine.stop)
     await engine.start()
     await supply.use_spark(engine.target)

@@ -35,6 +35,10 @@ CHUNK = 1_000
 CHUNKS = BLOCKS // CHUNK
 JOBS = ("squares", "sums", "checked")
 DEADLINE_SECONDS = 180.0
+IN_SANDBOX = """runtime: lambda
+    udf: { bundle: "BUNDLE", entrypoint: checked.handler }"""
+IN_PYTHON = """runtime: ecs_python
+    operator: noop"""
 FUNCTION = """
 from tracelake_function import Task
 
@@ -52,10 +56,14 @@ def main() -> int:
         home = Path(folder) / "home"
         with _stack(home) as handle, Client(handle.user_url, handle.user_token) as client:
             console.print(
-                f"started two Postgres servers, a Dispatcher, a Spark server and three workers "
+                f"started two Postgres servers, a Dispatcher, a Spark server and workers for all runtimes "
                 f"in {time.monotonic() - began:.1f} s"
             )
-            _deploy(client)
+            if not (sandbox := "worker-lambda" in handle.pids):
+                console.print(
+                    "no sandbox here (tracelake doctor says why): a no-op stands in for the function"
+                )
+            _deploy(client, sandbox)
             client.trigger("demo", "request", start=0, end=BLOCKS - 1)
             console.print(f"deployed [bold]demo[/bold] and asked for blocks 0 to {BLOCKS - 1:,}\n")
             work_began = time.monotonic()
@@ -89,13 +97,15 @@ def _handle(home: Path) -> DevHandle:
     return handle
 
 
-def _deploy(client: Client) -> None:
+def _deploy(client: Client, sandbox: bool) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("checked.py", FUNCTION)
     archive.seek(0)
     bundle, _ = client.push_bundle(archive)
     yaml = resources.files("tracelake.dev.demo").joinpath("dag.yaml").read_text(encoding="utf-8")
+    if not sandbox:
+        yaml = yaml.replace(IN_SANDBOX, IN_PYTHON)
     client.deploy(yaml.replace("BUNDLE", bundle.bundle).encode())
 
 
@@ -141,9 +151,7 @@ def _report(console: Console, client: Client, seconds: float) -> int:
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("chunks asked for", f"{CHUNKS}")
     table.add_row("chunks that came out", f"{len(came_out)}", _verdict(exact, "each exactly once"))
-    table.add_row(
-        "tasks completed", f"{_completed(tasks)}", _verdict(once, "on Spark, in Python, in a sandbox")
-    )
+    table.add_row("tasks completed", f"{_completed(tasks)}", _verdict(once, "each by its runtime"))
     table.add_row("sum of all squares", f"{total:,}", _verdict(right, "as arithmetic has it"))
     table.add_row("attempts taken over", f"{again}", _verdict(again > 0, "from the worker that was killed"))
     table.add_row("time", f"{seconds:.1f} s", "with a killed worker and a killed Dispatcher in it")

@@ -40,7 +40,9 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
         )
         # What was made of inputs that are no longer true must not set anything in motion.
         if await commit_outputs.with_changed_inputs(tx, [task], gates.versions):
-            raise Conflict("InputChanged", f"an input of task {task.task_id} was invalidated meanwhile")
+            raise Conflict(
+                "InputChanged", f"an input of task {task.task_id} was invalidated or filled in meanwhile"
+            )
         return await count_events(ctx, tx, produced, gates)
 
     with ctx.metrics.timed("events"):

@@ -32,7 +32,7 @@ from tracelake.domain.operator_catalog import NOOP
 from tracelake.domain.task import TaskKind, check_may_act
 from tracelake.objects.verify import verify_output
 from tracelake.store import datasets, invalidations, tasks
-from tracelake.store.datasets import StoredPartition, Version
+from tracelake.store.datasets import StoredPartition, UpdateRead, Version
 from tracelake.store.db import DeployLock, Transaction
 from tracelake.store.invalidations import UsedScope
 from tracelake.store.jobs import JobCard
@@ -218,7 +218,8 @@ def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:
 async def with_changed_inputs(
     tx: Transaction, completed: Sequence[TaskRow], versions: dict[UUID, Version]
 ) -> set[UUID]:
-    """Tasks whose inputs (or own outputs) were taken back since their claim, or whose position was."""
+    """Tasks whose inputs (or own outputs) were taken back since their claim, or whose position was; and updates
+    that may have missed what was committed in the midst of what they read."""
     used = [
         scope
         for task in completed
@@ -237,7 +238,20 @@ async def with_changed_inputs(
                 undone = read.invalidation.revision if read.invalidation else None
                 if (position.cursor, position.inv_revision) != (read.after, undone):
                     changed.add(task.task_id)
+        changed |= await datasets.filled_in_since(
+            tx, [read for task in updates for read in _partitioned(task)]
+        )
     return changed
+
+
+def _partitioned(task: TaskRow) -> list[UpdateRead]:
+    """The ranges that an update read from partitions. Attempts of before there was ``as_of`` have none."""
+    return [
+        UpdateRead(task.task_id, read.dataset_version, read.after, read.upto, read.as_of)
+        for read in render_payload.from_json(task.inputs or [])
+        if isinstance(read.after, int) and isinstance(read.upto, int) and isinstance(read.as_of, int)
+        if read.after < read.upto
+    ]
 
 
 def consumed(task: TaskRow) -> list[tuple[UUID, int, int]]:

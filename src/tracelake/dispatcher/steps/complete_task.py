@@ -240,7 +240,8 @@ def _response(request: CompleteRequest, result: dict[str, object]) -> CompleteRe
 
 def _input_changed(task_id: UUID) -> Conflict:
     return Conflict(
-        "InputChanged", f"an input of task {task_id} was invalidated meanwhile; it is queued again"
+        "InputChanged",
+        f"an input of task {task_id} was invalidated or filled in meanwhile; it is queued again",
     )
 
 

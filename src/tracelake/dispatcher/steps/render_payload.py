@@ -91,6 +91,8 @@ def _input(task: TaskRow, row: Row) -> PayloadInput:
     if task.state.kind is TaskKind.CURSOR:
         position = -1 if row["position"] is None else row["position"]
         after = position if row["consumed"] is None else row["consumed"]
+        if row["as_of"] is not None:
+            common["as_of"] = row["as_of"]
         return PayloadInput(**common, after=after, upto=max(after, position))
     return PayloadInput(**common)
 

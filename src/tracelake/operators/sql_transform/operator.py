@@ -36,7 +36,8 @@ def sql_transform(ctx: Context) -> None:
         source.dataframe().createOrReplaceTempView(source.name)
     span = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")
     span.createOrReplaceTempView(SCOPE_BLOCKS)
-    ctx.outputs[0].write(_select(ctx, query), **layout)
+    written = ctx.outputs[0].write(_select(ctx, query), **layout)
+    ctx.log.info("written", rows=written.row_count, files=len(written.files))
 
 
 def read_config(config: Mapping[str, Any], names: list[str]) -> tuple[str, dict[str, Any]]:

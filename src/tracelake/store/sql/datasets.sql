@@ -108,6 +108,17 @@ WHERE cc.job_id = s.job_id AND cc.input_index = s.input_index AND cc.cursor >= s
 -- How far jobs have read, under their gates.
 SELECT job_id, input_index, cursor, inv_revision FROM consumer_cursor WHERE job_id = ANY($1::uuid[])
 
+-- name: filled_in_since
+-- Which of these updates read a range that a partition was committed in since their claim? What begins before the
+-- range has sent the consumer back instead.
+SELECT DISTINCT r.task_id
+FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[])
+    AS r(task_id, dataset_version, after, upto, as_of)
+CROSS JOIN LATERAL (
+    SELECT 1 FROM partition p
+    WHERE p.dataset_version = r.dataset_version AND p.current
+      AND p.range_start > r.after AND p.range_start <= r.upto AND p.partition_id > r.as_of LIMIT 1) filled_in
+
 -- name: advance_consumers
 -- Compare-and-set, the comparison made under the job's gate in the same transaction.
 UPDATE consumer_cursor cc

