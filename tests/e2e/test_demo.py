@@ -9,5 +9,5 @@ def test_the_demo_ends_with_every_chunk_exactly_once() -> None:
         [sys.executable, "-m", "tracelake.dev.demo"], capture_output=True, text=True, timeout=240, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "killed the Dispatcher" in run.stdout
+    assert "killed dispatcher" in run.stdout
     assert "✗" not in run.stdout

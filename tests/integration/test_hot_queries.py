@@ -66,7 +66,7 @@ HOT = {
     "live_tasks_of_jobs wake_queued_of_jobs",
     "datasets": "share_versions own_versions advance_cursors announce_scopes overlapping_partitions "
     "supersede_partitions commit_partitions consumers scopes_reached_by_cursor rewind_below_commit "
-    "read_consumers advance_consumers committed_files is_current",
+    "read_consumers filled_in_since advance_consumers committed_files is_current",
     "events": "record_events",
     "invalidations": "known_invalidation downstream raise_revision record_invalidation rewind_producer "
     "uncommit_partitions rewind_consumers rewind_job consumers_with_outputs materialized_hull "
@@ -239,11 +239,16 @@ async def a_day(talk: Conversation) -> None:
         await talk.trigger(FAR + n * 10, FAR + n * 10 + 9)
     await talk.emit(head, EventIn(chain, cursor=FAR + 100, finalized=FAR, revision=0))
     first, second, third = await talk.queued("work")
+    await talk.query(
+        "UPDATE consumer_cursor c SET cursor = $1 FROM job WHERE job.job_id = c.job_id AND name = 'up'",
+        FAR - 1,
+    )
     lease = await talk.lease(first, key="k")
     await talk.claim(first, key="k")
     await talk.complete_scope(lease)
     await talk.complete_scope(lease)
     await lists_its_input(talk)
+    await talk.complete(await talk.lease("up"))
     one, two, _ = await talk.queued("capped")
     held = await talk.lease(one)
     await talk.claim(two)

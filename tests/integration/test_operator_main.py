@@ -21,7 +21,6 @@ from tracelake.contracts.operator_protocol import (
     Progress,
     Reply,
     SaveState,
-    Started,
     Token,
 )
 from tracelake.domain.errors import TooLarge
@@ -148,11 +147,10 @@ def test_a_no_op_says_that_its_scope_is_done_and_the_process_is_ready_again(
     for start in (0, 10):
         process.run(a_task("noop", inputs=[an_input(start=start, end=start + 9)], outputs=[an_output()]))
         finished, said = process.until_finished()
-        assert said == [Started()]
+        assert said == []
         assert (finished.status, finished.reusable) == ("Completed", True)
         assert [(event.start, event.end) for event in finished.events] == [(start, start + 9)]
         assert process.log() == ""
-        assert "noop" in process.ready().operators
 
 
 def test_everything_that_an_operator_prints_is_in_its_log(process: OperatorUnderTest) -> None:
@@ -184,7 +182,6 @@ def test_an_attempt_finds_its_own_variables_and_an_empty_folder_and_nothing_of_t
         folder, _, files = place.partition(" ")
         assert files == "['left.txt']"
         folders.add(folder)
-        process.ready()
     assert len(folders) == 2
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -256,7 +253,6 @@ def test_calls_are_answered_one_by_one_and_a_refusal_is_raised(process: Operator
 
 def test_a_canceled_operator_stops_and_what_it_had_is_not_reported(process: OperatorUnderTest) -> None:
     process.run(a_task("wait", outputs=[an_output()]))
-    assert process.receive() == Started()
     assert process.receive() == Progress({"message": "waiting"})
     process.send(Cancel("the task was canceled"))
     finished, _ = process.until_finished()
@@ -265,7 +261,7 @@ def test_a_canceled_operator_stops_and_what_it_had_is_not_reported(process: Oper
 
 def test_a_pause_and_a_fresh_token_reach_a_running_operator(process: OperatorUnderTest) -> None:
     process.run(a_task("pausing"), {"TRACE_TASK_CAPABILITY_TOKEN": "old"})
-    assert [process.receive(), process.receive()] == [Started(), Progress({"message": "running"})]
+    assert process.receive() == Progress({"message": "running"})
     process.send(Token("new"))
     process.send(Pause(True))
     save = process.until_call()
@@ -279,7 +275,6 @@ def test_a_pause_and_a_fresh_token_reach_a_running_operator(process: OperatorUnd
 def test_words_for_an_attempt_that_is_over_are_not_heard_by_the_next(process: OperatorUnderTest) -> None:
     process.run(a_task("noop"))
     process.until_finished()
-    process.ready()
     process.send(Cancel("too late"))
     process.send(Reply(call_id=1))
     process.run(a_task("noop"))
@@ -332,7 +327,7 @@ def test_an_idle_process_ends_when_its_wrapper_hangs_up(process: OperatorUnderTe
 
 def test_a_busy_process_ends_when_its_wrapper_hangs_up(process: OperatorUnderTest) -> None:
     process.run(a_task("deaf"))
-    assert [process.receive(), process.receive()] == [Started(), Progress({"message": "busy"})]
+    assert process.receive() == Progress({"message": "busy"})
     process.hang_up()
     assert process.process.wait(60) == GONE
 
@@ -405,7 +400,7 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 def test_an_operator_that_is_killed_is_seen_as_the_end_of_the_channel(process: OperatorUnderTest) -> None:
     process.run(a_task("deaf"))
-    assert [process.receive(), process.receive()] == [Started(), Progress({"message": "busy"})]
+    assert process.receive() == Progress({"message": "busy"})
     assert process.receive() == Progress({"message": "silent from here on"})
     os.kill(process.process.pid, signal.SIGKILL)
     with pytest.raises(ChannelClosed):

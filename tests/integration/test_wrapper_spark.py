@@ -46,8 +46,16 @@ def spinning(scene: WorkerScene, worker: WorkerProcess, dag: str) -> TaskDetail:
 
 
 def java_of(worker: WorkerProcess) -> int:
-    [java] = [pid for pid in descendants(worker.pid) if Path(f"/proc/{pid}/comm").read_text() == "java\n"]
+    [java] = [pid for pid in descendants(worker.pid) if name_of(pid) == "java\n"]
     return java
+
+
+def name_of(pid: int) -> str:
+    """Empty for one that has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_a_task_runs_on_spark_and_tells_its_progress(scene: WorkerScene, worker: WorkerProcess) -> None:

@@ -14,7 +14,6 @@ from tracelake.contracts.operator_protocol import (
     FromOperator,
     Run,
     SparkTarget,
-    Started,
     ToOperator,
 )
 from tracelake.domain.errors import Unavailable
@@ -52,7 +51,7 @@ class OneOperator:
 
 
 def completes(heard: ToOperator) -> list[FromOperator | Exception]:
-    return [Started(), Finished(status="Completed")] if isinstance(heard, Run) else []
+    return [Finished(status="Completed")] if isinstance(heard, Run) else []
 
 
 async def run(
@@ -170,7 +169,7 @@ async def test_a_task_that_was_canceled_before_its_turn_is_not_run(tmp_path: Pat
 
 async def test_an_attempt_that_takes_too_long_is_killed_and_a_source_never_does(tmp_path: Path) -> None:
     def sleeps(heard: ToOperator) -> list[FromOperator | Exception]:
-        return [Started()]
+        return []
 
     process = ScriptedOperator(sleeps)
     report = await run(tmp_path, OneOperator(process), held_task(timeout_seconds=0.05))

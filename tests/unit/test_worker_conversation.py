@@ -22,7 +22,6 @@ from tracelake.contracts.operator_protocol import (
     Ready,
     Reply,
     Run,
-    Started,
     Token,
     ToOperator,
 )
@@ -68,7 +67,7 @@ async def turns() -> None:
 
 
 async def test_an_operator_that_just_finishes_leaves_a_clean_process() -> None:
-    _, operator, attempt, conversation = converse(says(Started(), DONE))
+    _, operator, attempt, conversation = converse(says(DONE))
     assert await attempt == DONE
     assert conversation.clean
     assert not operator.was_killed
@@ -102,7 +101,7 @@ async def test_a_call_that_waits_keeps_no_cancel_from_getting_through() -> None:
 
 
 async def test_an_operator_that_ignores_a_cancel_is_killed() -> None:
-    held, operator, attempt, _ = converse(says(Started()), grace=0.01)
+    held, operator, attempt, _ = converse(says(), grace=0.01)
     await turns()
     held.stop(Stop.CANCELED)
     with pytest.raises(OperatorGone):
@@ -112,7 +111,7 @@ async def test_an_operator_that_ignores_a_cancel_is_killed() -> None:
 
 
 async def test_no_patience_ends_the_grace_at_once() -> None:
-    held, operator, attempt, _ = converse(says(Started()))
+    held, operator, attempt, _ = converse(says())
     await turns()
     held.stop(Stop.RELEASED)
     await turns()
@@ -124,7 +123,7 @@ async def test_no_patience_ends_the_grace_at_once() -> None:
 
 @pytest.mark.parametrize("why", [Stop.TIMED_OUT, Stop.SUPERSEDED, Stop.ENGINE_LOST])
 async def test_who_has_no_time_left_is_killed_without_being_asked(why: Stop) -> None:
-    held, operator, attempt, _ = converse(says(Started()))
+    held, operator, attempt, _ = converse(says())
     await turns()
     held.stop(why)
     with pytest.raises(OperatorGone):
@@ -133,7 +132,7 @@ async def test_who_has_no_time_left_is_killed_without_being_asked(why: Stop) -> 
 
 
 async def test_a_cancel_that_came_before_the_start_is_not_forgotten() -> None:
-    held, operator, attempt, _ = converse(says(Started()), grace=0.01)
+    held, operator, attempt, _ = converse(says(), grace=0.01)
     held.stop(Stop.CANCELED)
     with pytest.raises(OperatorGone):
         await attempt

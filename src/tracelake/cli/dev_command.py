@@ -69,7 +69,7 @@ def dev(
         internal_port=internal_port,
         runtimes=tuple(runtime or ()),
         workers=() if no_workers else tuple(_workers()),
-        operators=tuple(_found(each) for each in operators or ()),
+        operators=tuple(operators_at(each) for each in operators or ()),
     )
     run_dev(place, options, say=_say, on_ready=ready)
 
@@ -84,12 +84,6 @@ def _workers() -> Iterator[str]:
                 _say(f"no functions (runtime lambda) here: {problem.message} ({problem.remedy})")
         else:
             yield runtime
-
-
-def _found(operators: str) -> str:
-    """A file by its full path: the parts are started elsewhere."""
-    path = Path(operators)
-    return str(path.absolute()) if path.suffix == ".py" or path.is_dir() else operators
 
 
 def _say(text: str) -> None:

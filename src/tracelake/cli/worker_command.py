@@ -99,7 +99,7 @@ def worker(
         concurrency=concurrency,
         idle_timeout=idle,
         drain_seconds=drain_seconds,
-        operators=tuple(operators or ()),
+        operators=tuple(dict.fromkeys((*facts.operators, *map(operators_at, operators or ())))),
         worker_id=name,
         secrets_file=facts.secrets_file,
     )
@@ -119,6 +119,7 @@ class _Facts:
     staging_dsn: Secret | None
     object_root: Path
     secrets_file: Path | None
+    operators: tuple[str, ...] = ()
 
 
 def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
@@ -159,6 +160,7 @@ def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
         staging_dsn=Secret(handle.staging_dsn),
         object_root=Path(handle.object_root),
         secrets_file=secrets_file,
+        operators=handle.operators,
     )
 
 
@@ -197,6 +199,12 @@ def _seconds(text: str) -> float:
     if matched is None:
         raise Invalid("InvalidDuration", f"--idle-timeout takes seconds or 30s, 10m, 2h, 1d, not {text!r}")
     return float(int(matched[1]) * _UNITS[matched[2]])
+
+
+def operators_at(source: str) -> str:
+    """A file by its full path: it is loaded by a process that runs elsewhere, and once however it was named."""
+    path = Path(source)
+    return str(path.absolute()) if path.suffix == ".py" or path.is_dir() else source
 
 
 def _file_name(text: str) -> str:

@@ -7,12 +7,12 @@ ends the conversation: the attempt has failed, and the process is killed.
     wrapper                                operator process
        ◀──────────────── Ready ────────────────   imports done, session open
        ── Run (+ the log's descriptor) ──▶        one attempt at a time
-       ◀──────────────── Started ──────────────   the operator's own code begins
        ◀──────────────── Progress ─────────────   any number, not answered
        ◀──────────────── Call ─────────────────
        ── Reply ────────────────────────▶
        ── Cancel | Pause | Token ───────▶         at any time
-       ◀──────────────── Finished ─────────────   then Ready again, or the end
+       ◀──────────────── Finished ─────────────   then the next Run, or the end
+       ◀──────────────── Ready ────────────────   only after a Finished that is ``tidying``
 
 The wrapper alone holds the worker token, the queue's and the data database's credentials; the operator asks and
 the wrapper acts, adding the attempt's fence to everything it passes on. So what an operator says after its
@@ -32,6 +32,8 @@ from tracelake.contracts.dispatcher_api import EventIn, OutputIn, TaskPayload
 
 VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
+MAX_RUNS = 500
+"""A process isn't reusable after so many attempts, as clean as it may be: memory grows in small steps."""
 
 Version = Annotated[int, Meta(ge=1, le=1000)]
 
@@ -103,10 +105,6 @@ class Ready(Struct, frozen=True, tag="ready"):
     operators: list[str]
 
 
-class Started(Struct, frozen=True, tag="started"):
-    pass
-
-
 class Progress(Struct, frozen=True, tag="progress"):
     """``fields`` is small and flat: it ends up on the task's row for people to read."""
 
@@ -161,7 +159,8 @@ class Call(Struct, frozen=True, tag="call"):
 
 class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     """How the attempt went. ``reusable`` is false when the process isn't as it was before: children or threads
-    of the operator are still there, or it held secrets."""
+    of the operator are still there, or it held secrets. A reusable process takes the next attempt at once, unless
+    it is ``tidying``: then it says ``Ready`` when it is done with that."""
 
     status: Literal["Completed", "Failed", "Canceled"]
     outputs: list[OutputIn] = []
@@ -169,6 +168,7 @@ class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     error_message: str | None = None
     retryable: bool = True
     reusable: bool = True
+    tidying: bool = False
 
 
-FromOperator = Ready | Started | Progress | Call | Finished
+FromOperator = Ready | Progress | Call | Finished

@@ -135,6 +135,7 @@ class _Stack:
             data_write_dsn=_dsn(WRITER_ROLE, data.writer_password, self._data.port, DATA_DATABASE),
             staging_dsn=_dsn(STAGING_ROLE, data.staging_password, self._data.port, DATA_DATABASE),
             object_root=str(self._home.objects),
+            operators=self._options.operators,
             pids={"supervisor": getpid(), **self._supervisor.pids()},
         )
 

@@ -33,7 +33,8 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn``, ``data_write_dsn`` and
-    ``staging_dsn`` are the workers': each with a role that can do that and nothing else."""
+    ``staging_dsn`` are the workers': each with a role that can do that and nothing else. ``operators`` are what its
+    own workers load, so that one started by hand can do the same tasks."""
 
     user_url: str
     internal_url: str
@@ -46,6 +47,7 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     data_write_dsn: str
     staging_dsn: str
     object_root: str
+    operators: tuple[str, ...] = ()
     pids: dict[str, int]
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
 from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.logs.attempt_log import AttemptLog
+from tracelake.worker.logs.redaction import Redaction
 from tracelake.worker.outcome import conclude
 from tracelake.worker.secret_provider import MissingSecret, SecretProvider
 from tracelake.worker.settings import WorkerSettings
@@ -32,7 +33,6 @@ from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.staging import prepare_staging
 
 _NOT_WORTH_A_RETRY = (MissingSecret, Forbidden)
-_SHORTEST_HIDDEN = 4
 _SHOWN_AFTER = 1.0
 """Attempts that are over by then leave one line in the worker's log, longer ones two."""
 
@@ -106,11 +106,13 @@ class AttemptRunner:
         self, held: HeldTask, calls: Calls, secrets: Mapping[str, Secret], target: SparkTarget | None
     ) -> CompleteRequest | None:
         hidden = [held.token.reveal(), *(each.reveal() for each in secrets.values())]
+        redaction = Redaction(hidden)
+        held.hide = redaction.text
         log = _Log.open(self.settings, held, hidden)
         try:
             run = self._message(held, secrets, target)
             finished, gone = await self._with_process(held, calls, run, log.write_fd)
-            completion = _without(hidden, conclude(held, finished, gone))
+            completion = _without(redaction, conclude(held, finished, gone))
             if completion is not None and completion.error_message:
                 log.note(completion.error_message)
             elif held.stopped is not None:
@@ -195,15 +197,11 @@ class _Log:
             await self._log.close()
 
 
-def _without(hidden: Sequence[str], completion: CompleteRequest | None) -> CompleteRequest | None:
+def _without(redaction: Redaction, completion: CompleteRequest | None) -> CompleteRequest | None:
     """A traceback may quote a secret; the task's row is for everybody to read."""
     if completion is None or completion.error_message is None:
         return completion
-    said = completion.error_message
-    for value in hidden:
-        if len(value) >= _SHORTEST_HIDDEN:
-            said = said.replace(value, "•••")
-    return msgspec.structs.replace(completion, error_message=said)
+    return msgspec.structs.replace(completion, error_message=redaction.text(completion.error_message))
 
 
 def _log_running(held: HeldTask) -> None:

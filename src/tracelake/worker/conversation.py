@@ -21,7 +21,6 @@ from tracelake.contracts.operator_protocol import (
     Progress,
     Reply,
     Run,
-    Started,
     Token,
     ToOperator,
 )
@@ -74,7 +73,6 @@ class Conversation:
         self._stopping: asyncio.Task[None] | None = None
         self._impatient = asyncio.Event()
         self._killing = False
-        self.started = False
         self.clean = False
 
     async def hold(self, run: Run, log_fd: int) -> Finished:
@@ -98,8 +96,6 @@ class Conversation:
         while True:
             message = await receive()
             match message:
-                case Started():
-                    self.started = True
                 case Progress():
                     self._held.progressed(message.fields)
                     self._on_progress(self._held)

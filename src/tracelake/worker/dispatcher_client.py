@@ -13,9 +13,9 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 from uuid import UUID
 
-import httpx
 import msgspec
 import structlog
 
@@ -38,13 +38,13 @@ from tracelake.contracts.dispatcher_api import (
 from tracelake.domain import errors
 from tracelake.secret import Secret
 from tracelake.worker.completions import Completions, Sent
+from tracelake.worker.http_link import HttpAnswer, NoAnswer, open_link
 
 UNREACHABLE = "DispatcherUnreachable"
 CAPABILITY_HEADER = "X-Trace-Task-Capability"
 _WORKER_HEADER = "X-Trace-Worker-Token"
 _PAUSES = (0.05, 2.0)
-_TIMEOUT = httpx.Timeout(35.0, connect=5.0)
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_TRY_SECONDS = 35.0
 _CLASSES: Mapping[int, type[errors.TracelakeError]] = {
     kind.status: kind
     for kind in (
@@ -72,13 +72,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 class DispatcherClient:
     def __init__(self, internal_url: str, worker_token: Secret) -> None:
         self.url = internal_url.rstrip("/")
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={_WORKER_HEADER: worker_token.reveal()},
-            timeout=_TIMEOUT,
-            limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
-            trust_env=httpx.URL(self.url).host not in _LOOPBACK,
-        )
+        self._link = open_link(self.url, {_WORKER_HEADER: worker_token.reveal()})
         self._away = False
         self._completions = Completions(self._send_completions)
 
@@ -87,7 +81,7 @@ class DispatcherClient:
 
     async def close(self) -> None:
         await self._completions.close()
-        await self._http.aclose()
+        await self._link.close()
 
     async def check(self) -> None:
         """Returns once the Dispatcher answers and takes the worker's token; ``Unauthenticated`` if it doesn't."""
@@ -144,7 +138,7 @@ class DispatcherClient:
         }
         if after is not None:
             query["after"] = after
-        path = f"/internal/task-inputs?{httpx.QueryParams(query)}"
+        path = f"/internal/task-inputs?{urlencode(query)}"
         return await self._call("GET", path, TaskInputsResponse, until=until)
 
     async def publish(
@@ -187,10 +181,10 @@ class DispatcherClient:
         pause, longest = _PAUSES
         while True:
             found = await self._try(method, path, body, timeout, headers)
-            if isinstance(found, httpx.Response):
-                if found.is_success:
+            if isinstance(found, HttpAnswer):
+                if 200 <= found.status < 300:
                     self._is_back()
-                    return msgspec.json.decode(found.content, type=kind)
+                    return msgspec.json.decode(found.body, type=kind)
                 found = _refusal(found)
                 waits = isinstance(found, errors.Unavailable) or found.status >= 500
                 if not waits and not (forgiving and _is_worker_token(found, headers)):
@@ -210,12 +204,13 @@ class DispatcherClient:
         body: bytes | None,
         timeout: float | None,
         headers: Mapping[str, str] | None,
-    ) -> httpx.Response | errors.TracelakeError:
-        limit = _TIMEOUT if timeout is None else httpx.Timeout(timeout)
+    ) -> HttpAnswer | errors.TracelakeError:
         try:
-            return await self._http.request(method, path, content=body, timeout=limit, headers=headers)
-        except httpx.TransportError as error:
-            return errors.Unavailable(UNREACHABLE, f"{self.url}: {type(error).__name__} {error}".strip())
+            return await self._link.request(
+                method, path, body, seconds=_TRY_SECONDS if timeout is None else timeout, headers=headers
+            )
+        except NoAnswer as error:
+            return errors.Unavailable(UNREACHABLE, f"{self.url}: {error}")
 
     def _is_away(self, path: str, error: errors.TracelakeError) -> None:
         if not self._away:
@@ -234,12 +229,12 @@ def _is_worker_token(error: errors.TracelakeError, headers: Mapping[str, str] | 
     return isinstance(error, errors.Unauthenticated) and headers is None
 
 
-def _refusal(answer: httpx.Response) -> errors.TracelakeError:
+def _refusal(answer: HttpAnswer) -> errors.TracelakeError:
     try:
-        said = msgspec.json.decode(answer.content, type=_Refusal)
+        said = msgspec.json.decode(answer.body, type=_Refusal)
     except msgspec.DecodeError:
-        said = _Refusal("Unexpected", f"status {answer.status_code} without a problem")
-    return _error(answer.status_code, said.reason, said.detail)
+        said = _Refusal("Unexpected", f"status {answer.status} without a problem")
+    return _error(answer.status, said.reason, said.detail)
 
 
 def _error(status: int, reason: str, detail: str) -> errors.TracelakeError:

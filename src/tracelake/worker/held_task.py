@@ -7,7 +7,7 @@ stop is decided once; whoever comes second changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
@@ -61,6 +61,7 @@ class HeldTask:
         "_progress",
         "attempt",
         "generation",
+        "hide",
         "lease_token",
         "paused",
         "payload",
@@ -85,6 +86,8 @@ class HeldTask:
         self.paused = False
         self.generation: int | None = None
         """Of the Spark that the attempt runs on."""
+        self.hide: Callable[[str], str] = str
+        """Takes the attempt's secrets out of what everybody may read."""
         self._progress: Mapping[str, object] | None = None
         self._control: Control | None = None
 
@@ -137,7 +140,7 @@ class HeldTask:
 
     def progressed(self, fields: Mapping[str, object]) -> None:
         """Only the latest counts: it takes the place of what wasn't sent yet."""
-        self._progress = _flat(fields)
+        self._progress = _flat(fields, self.hide)
 
     @property
     def has_progress(self) -> bool:
@@ -177,7 +180,7 @@ def sendable(text: str) -> str:
     return f"{text[:half]}\n…\n{text[-half:]}"
 
 
-def _flat(fields: Mapping[str, object]) -> dict[str, object] | None:
+def _flat(fields: Mapping[str, object], hide: Callable[[str], str]) -> dict[str, object] | None:
     """What fits on a task's row: scalars, short texts, a few kilobytes; the rest is left out."""
     kept: dict[str, object] = {}
     room = MAX_PROGRESS_BYTES - 2
@@ -185,7 +188,7 @@ def _flat(fields: Mapping[str, object]) -> dict[str, object] | None:
         if not isinstance(value, str | int | float | bool | None) or not 1 <= len(name) <= 200:
             continue
         if isinstance(value, str):
-            value = value.replace("\0", "")[:_MAX_PROGRESS_TEXT]
+            value = hide(value).replace("\0", "")[:_MAX_PROGRESS_TEXT]
         try:
             room -= len(msgspec.json.encode({name.replace("\0", ""): value}))
         except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):

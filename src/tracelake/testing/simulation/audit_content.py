@@ -44,6 +44,8 @@ async def _audit_job(world: World, job: str, version: UUID) -> list[Finding]:
             return await _audit_rows(world, job, version, world.chain.tip)
         case "tail":
             return await _audit_rows(world, job, version, _last_range_end(world))
+        case "gather":
+            return await _audit_gathered(world, version)
         case "log":
             return await _audit_log(world, version)
         case "ask" | "split" | "ingest" | "sum":
@@ -98,6 +100,18 @@ async def _audit_log(world: World, version: UUID) -> list[Finding]:
         if (block, world.layout.expected("log", block, world.chain.content)) not in ever
     ]
     return [Finding(CANONICAL, "log has every block", f"{missing} are missing")] if missing else []
+
+
+async def _audit_gathered(world: World, version: UUID) -> list[Finding]:
+    """Chunks come in any order: what is there before the first gap must have been read, and no row is wrong."""
+    asked = _scopes([call.request for call in world.history.of("trigger") if call.accepted], CHUNK)
+    needed: set[int] = set()
+    for chunk in asked:
+        if needed and chunk.start != max(needed) + 1:
+            break
+        needed |= set(range(chunk.start, chunk.end + 1))
+    rows = world.data.table(version).rows
+    return _compare(world, "gather", sorted(needed | rows.keys()), rows)
 
 
 async def _audit_asked(world: World, job: str, version: UUID) -> list[Finding]:

@@ -2,8 +2,9 @@
 
 ``head`` follows the chain; ``derive`` and ``derive2`` follow it row by row; ``log`` appends; ``ranges`` turns
 its cursor into ranges, which ``compact`` and ``side`` pack into files that ``rollup``, ``join`` and ``tail``
-read on. ``ask`` is triggered by hand and split into chunks that ``ingest`` and ``sum`` process. A run has some
-of these jobs, with everything that they stand on. ``tag`` in a job's config is what a deploy changes.
+read on. ``ask`` is triggered by hand and split into chunks that ``ingest`` and ``sum`` process, in any order;
+``gather`` reads them as far as they go without a gap. A run has some of these jobs, with everything that they
+stand on. ``tag`` in a job's config is what a deploy changes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ JOBS: Mapping[str, SimJob] = {
     "split": SimJob("split", "none", (("ask", True),), "PerPartition"),
     "ingest": SimJob("ingest", "parquet", (("split", True),), "PerPartition", cappable=True),
     "sum": SimJob("pack", "parquet", (("ingest", True),), "PerPartition"),
+    "gather": SimJob("map", "postgres", (("ingest", True),), "PerUpdate"),
 }
 FIXED = frozenset({"ask"})
 """Jobs that no deploy changes: what was asked for by hand belongs to a version and is not asked again."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tracelake.contracts.operator_protocol import MAX_FRAME
 from tracelake.worker.operator.channel import HEADER, ChannelBroken, body_length
 
-_CHUNK = 256 * 1024
+_CHUNK = 64 * 1024
 _UNREAD_FRAMES = 256
 _UNREAD_BYTES = 4 * 1024 * 1024
 _UNSENT_BYTES = 2 * MAX_FRAME
@@ -47,6 +47,11 @@ class FrameStream:
         self.end: StreamEnded | None = None
         self._read_on()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing came that wasn't taken."""
+        return not self._unread and not self._partial
+
     async def receive(self) -> bytes:
         """For one caller at a time."""
         while not self._unread:
@@ -68,11 +73,13 @@ class FrameStream:
             self._finish("it doesn't read what it is told", broken=True)
         if self.end is not None:
             raise self.end
-        frame = memoryview(HEADER.pack(len(body)) + body)
-        self._unsent.append((frame, [os.dup(each) for each in descriptors]))
-        self._unsent_bytes += len(frame)
-        if len(self._unsent) == 1:
-            self._writable()
+        frame = HEADER.pack(len(body)) + body
+        sent = 0 if self._unsent else self._send_now(frame, descriptors)
+        if sent < len(frame):
+            rest = [] if sent else [os.dup(each) for each in descriptors]
+            self._unsent.append((memoryview(frame)[sent:], rest))
+            self._unsent_bytes += len(frame) - sent
+            self._loop.add_writer(self._sock, self._writable)
 
     def close(self, why: str) -> None:
         self._finish(why)
@@ -143,12 +150,18 @@ class FrameStream:
                 del self._partial[:begin]
                 self._wake()
 
+    def _send_now(self, frame: bytes, descriptors: Sequence[int]) -> int:
+        """How much of it has gone. Who can't be reached any more is found out by the writer, as always."""
+        try:
+            return _send(self._sock, frame, descriptors)
+        except OSError:
+            return 0
+
     def _writable(self) -> None:
         try:
             while self._unsent:
                 frame, descriptors = self._unsent[0]
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-                sent = self._sock.sendmsg([frame], rights if descriptors else [], socket.MSG_NOSIGNAL)
+                sent = _send(self._sock, frame, descriptors)
                 self._unsent_bytes -= sent
                 _close(descriptors)
                 if sent < len(frame):
@@ -157,7 +170,7 @@ class FrameStream:
                     self._unsent.popleft()
             self._loop.remove_writer(self._sock)
         except (BlockingIOError, InterruptedError):
-            self._loop.add_writer(self._sock, self._writable)
+            return
         except OSError as error:
             # What the peer said before it went is still to be read, so the reader finds the end.
             self._unsent.clear()
@@ -169,6 +182,13 @@ class FrameStream:
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+
+
+def _send(sock: socket.socket, frame: bytes | memoryview, descriptors: Sequence[int]) -> int:
+    if not descriptors:
+        return sock.send(frame, socket.MSG_NOSIGNAL)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    return sock.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
 
 
 def _close(descriptors: list[int]) -> None:

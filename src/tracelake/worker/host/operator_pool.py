@@ -2,8 +2,8 @@
 
 There are as many as tasks may run at once, and one to spare, since a process that isn't used again leaves a gap in
 just the moment when the next task comes. A process that comes back is used again only if it said that it is as it
-was before, has left no child behind, and hasn't served too many attempts. One that dies while it waits is replaced,
-after a pause that grows when they die again and again. With its host the pool is at an end.
+was before, has no child as far as the kernel knows, and hasn't served too many attempts. One that dies while it
+waits is replaced, after a pause that grows when they die again and again. With its host the pool is at an end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import suppress
 
 import structlog
 
-from tracelake.contracts.operator_protocol import Ready, SparkTarget
+from tracelake.contracts.operator_protocol import MAX_RUNS, SparkTarget
 from tracelake.domain.errors import TracelakeError, Unavailable
 from tracelake.worker.host.client import OperatorHost, OperatorProcess
 
-MAX_RUNS = 500
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _READY_SECONDS = 10.0
 
@@ -30,7 +29,7 @@ class OperatorPool:
         self._host = host
         self._size = size
         self._idle: deque[OperatorProcess] = deque()
-        self._taken: dict[OperatorProcess, int] = {}
+        self._taken: set[OperatorProcess] = set()
         self._waiting: deque[asyncio.Future[OperatorProcess]] = deque()
         self._tidying: set[asyncio.Task[None]] = set()
         self._gap = asyncio.Event()
@@ -51,16 +50,19 @@ class OperatorPool:
             process = self._idle.pop() if self._idle else await self._next()
             # It may have died since it was found ready.
             if process.alive:
-                self._taken[process] = process.runs
+                self._taken.add(process)
                 if not self._idle:
                     self._gap.set()
                 return process
 
     async def give_back(self, process: OperatorProcess, *, reusable: bool) -> None:
         """One that isn't used again is gone when this returns, with everything that it left behind."""
-        runs_before = self._taken.pop(process)
+        self._taken.remove(process)
         if reusable and process.alive and process.runs < MAX_RUNS and self._closed is None:
-            tidying = asyncio.create_task(self._tidy(process, has_run=process.runs > runs_before))
+            if process.ready and process.children.any is False and len(self._idle) <= self._size:
+                self._welcome(process)
+                return
+            tidying = asyncio.create_task(self._tidy(process))
             self._tidying.add(tidying)
             tidying.add_done_callback(self._tidying.discard)
             return
@@ -96,12 +98,13 @@ class OperatorPool:
                 self._welcome(waiting.result())
             raise
 
-    async def _tidy(self, process: OperatorProcess, *, has_run: bool) -> None:
+    async def _tidy(self, process: OperatorProcess) -> None:
         """It may be used again once it says so, and if that is true."""
         try:
             async with asyncio.timeout(_READY_SECONDS):
-                clean = not has_run or isinstance(await process.receive(), Ready)
-                clean = clean and await self._host.children(process) == 0
+                if not process.ready:
+                    await process.receive()
+                clean = process.ready and await self._host.children(process) == 0
         except (TracelakeError, TimeoutError):
             clean = False
         if clean and self._closed is None and len(self._idle) <= self._size:
@@ -117,7 +120,6 @@ class OperatorPool:
                 waiting.set_result(process)
                 return
         self._idle.append(process)
-        process.hosted.gone.add_done_callback(lambda _: self._forget(process))
 
     def _forget(self, process: OperatorProcess) -> None:
         with suppress(ValueError):
@@ -140,7 +142,7 @@ class OperatorPool:
                 self._gap.clear()
                 while self._lacking() and not died.done():
                     try:
-                        self._welcome(await self._host.spawn())
+                        await self._add()
                         pause = _PAUSE
                     except TracelakeError as error:
                         _log.warning("operator_not_started", error=error.message, retry_in=pause)
@@ -150,6 +152,11 @@ class OperatorPool:
             self._end(Unavailable("OperatorHostGone", "the operator host has ended"))
         finally:
             died.cancel()
+
+    async def _add(self) -> None:
+        process = await self._host.spawn()
+        process.hosted.gone.add_done_callback(lambda _: self._forget(process))
+        self._welcome(process)
 
     def _disappoint(self, error: TracelakeError) -> None:
         while self._waiting:

@@ -11,10 +11,11 @@ import signal
 import socket
 from contextlib import suppress
 
-from tracelake.contracts.operator_protocol import FromOperator, Run, ToOperator
+from tracelake.contracts.operator_protocol import Finished, FromOperator, Ready, Run, ToOperator
 from tracelake.domain.errors import Unavailable
 from tracelake.worker.host.frame_stream import FrameStream, StreamBroken, StreamEnded
 from tracelake.worker.host.hosted import Hosted
+from tracelake.worker.host.process_tree import ChildrenFile
 from tracelake.worker.operator.channel import ChannelBroken, decode_from_operator, encode
 
 _STATUS_SECONDS = 1.0
@@ -28,13 +29,15 @@ class OperatorGone(Unavailable):
 
 
 class OperatorProcess:
-    """``runs`` counts the attempts that it was given."""
+    """``runs`` counts the attempts that it was given; it is ``ready`` when it waits for another."""
 
     def __init__(self, hosted: Hosted, channel: socket.socket) -> None:
         self.hosted = hosted
         self.runs = 0
+        self.ready = False
+        self.children = ChildrenFile(hosted.pid)
         self._stream = FrameStream(channel)
-        hosted.gone.add_done_callback(lambda _: self._stream.close_at_its_end())
+        hosted.gone.add_done_callback(lambda _: self._gone())
 
     @property
     def pid(self) -> int:
@@ -47,6 +50,7 @@ class OperatorProcess:
     async def run(self, run: Run, log_fd: int) -> None:
         """``log_fd`` stays the caller's."""
         self.runs += 1
+        self.ready = False
         self._send(encode(run), (log_fd,))
 
     async def send(self, message: ToOperator) -> None:
@@ -60,10 +64,16 @@ class OperatorProcess:
         except StreamEnded as ended:
             raise OperatorGone(await self._why(str(ended))) from None
         try:
-            return decode_from_operator(body)
+            message = decode_from_operator(body)
         except ChannelBroken as error:
             self._stream.close(f"it sent {error}")
             raise OperatorGone(f"it sent {error}") from None
+        match message:
+            case Ready():
+                self.ready = self._stream.is_quiet
+            case Finished():
+                self.ready = message.reusable and not message.tidying and self._stream.is_quiet
+        return message
 
     async def kill(self) -> None:
         """The whole process group and everything that it left behind; returns when all of it is gone."""
@@ -71,6 +81,10 @@ class OperatorProcess:
             await self.hosted.kill()
         finally:
             self._stream.close("it was killed")
+
+    def _gone(self) -> None:
+        self.children.close()
+        self._stream.close_at_its_end()
 
     def _send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         try:

@@ -25,6 +25,8 @@ CAP: Final = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 _PIPE_PIECES = 4
 _LAST_WORDS_SECONDS = 0.5
+_LISTEN_AFTER = 0.005
+"""What an attempt prints that is over by then is found in the pipe when the log is closed."""
 _NOTE_CHARACTERS = 16 * 1024
 
 
@@ -36,7 +38,7 @@ def log_path(folder: Path, task_id: str, attempt: int) -> Path:
         raise Invalid("TaskIdInvalid", f"not a task id: {str(task_id)[:100]!r}") from None
     if isinstance(attempt, bool) or not isinstance(attempt, int) or not 0 < attempt < 2**63:
         raise Invalid("AttemptInvalid", f"not an attempt: {str(attempt)[:100]}")
-    return folder / name / f"{attempt}.log"
+    return Path(f"{folder}/{name}/{attempt}.log")
 
 
 class AttemptLog:
@@ -48,12 +50,14 @@ class AttemptLog:
         self._cap = cap
         self._kept = 0
         self._dropped = 0
-        self._ended = asyncio.Event()
+        self._ended = False
+        self._at_end: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # Only our end: an operator expects its output to wait rather than to fail.
         os.set_blocking(self.write_fd, True)
-        self._loop.add_reader(self._read_fd, self._readable)
+        self._is_read = False
+        self._listening = self._loop.call_later(_LISTEN_AFTER, self._listen)
 
     @classmethod
     def open(cls, folder: Path, task_id: str, attempt: int, redact: Sequence[str]) -> AttemptLog:
@@ -77,22 +81,38 @@ class AttemptLog:
             return
         os.close(self.write_fd)
         self.write_fd = -1
+        self._listening.cancel()
         self._catch_up()
-        if not self._ended.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                    await self._ended.wait()
-        self._loop.remove_reader(self._read_fd)
+        if not self._ended:
+            await self._last_words()
+        self._stop_reading()
         os.close(self._read_fd)
         self._keep(self._redaction.finish())
         if self._dropped:
             self._file.line(f"[tracelake] {self._dropped} bytes more were printed and not kept")
         self._file.close()
 
+    async def _last_words(self) -> None:
+        self._at_end = self._loop.create_future()
+        self._listen()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._at_end
+
+    def _listen(self) -> None:
+        if not self._ended and not self._is_read:
+            self._is_read = True
+            self._loop.add_reader(self._read_fd, self._readable)
+
+    def _stop_reading(self) -> None:
+        if self._is_read:
+            self._is_read = False
+            self._loop.remove_reader(self._read_fd)
+
     def _catch_up(self) -> None:
         """What is in the pipe now, and no more: an operator may print without end."""
         for _ in range(_PIPE_PIECES):
-            if self._ended.is_set() or not self._readable():
+            if self._ended or not self._readable():
                 return
 
     def _readable(self) -> bool:
@@ -101,8 +121,10 @@ class AttemptLog:
         except BlockingIOError:
             return False
         if not piece:
-            self._loop.remove_reader(self._read_fd)
-            self._ended.set()
+            self._stop_reading()
+            self._ended = True
+            if self._at_end is not None and not self._at_end.done():
+                self._at_end.set_result(None)
         elif self._dropped:
             self._dropped += len(piece)
         else:

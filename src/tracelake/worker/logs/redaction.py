@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 4
@@ -18,9 +19,15 @@ MASK = "•••".encode()
 
 class Redaction:
     def __init__(self, secrets: Iterable[str]) -> None:
-        # The longest first: one may be part of another.
-        self._forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        self._secrets = tuple(secrets)
         self._held = b""
+
+    @cached_property
+    def _forms(self) -> list[bytes]:
+        """Made when there is something to look at, which for most attempts is never."""
+        # The longest first: one may be part of another.
+        forms = {form for secret in self._secrets for form in _forms(secret)}
+        return sorted(forms, key=len, reverse=True)
 
     def feed(self, piece: bytes) -> bytes:
         """What may be shown now."""

@@ -20,7 +20,6 @@ from tracelake.contracts.operator_protocol import (
     Progress,
     Reply,
     Run,
-    Started,
 )
 from tracelake.domain import errors
 from tracelake.domain.errors import Conflict, Invalid, TracelakeError
@@ -68,9 +67,6 @@ class AttemptLink:
     @property
     def paused(self) -> bool:
         return self._paused
-
-    def started(self) -> None:
-        self._send(Started())
 
     def call(self, action: Action) -> Any:
         call_id = next(_call_ids)
@@ -133,6 +129,10 @@ class AttemptLink:
         """Nothing more is said in this attempt's name."""
         with self._changed:
             self._over = True
+
+    @property
+    def holds_spark(self) -> bool:
+        return self._spark is not None
 
     def end_spark(self) -> None:
         if self._spark is not None:

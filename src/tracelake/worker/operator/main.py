@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tracelake.contracts.operator_protocol import (
+    MAX_RUNS,
     VERSION,
     Cancel,
     Finished,
@@ -37,7 +38,7 @@ from tracelake.operators.context import Context
 from tracelake.operators.registry import Registry
 from tracelake.worker.operator import left_behind
 from tracelake.worker.operator.attempt_link import AttemptLink
-from tracelake.worker.operator.attempt_stage import attempt_stage, lead_nowhere
+from tracelake.worker.operator.attempt_stage import Stage, lead_nowhere
 from tracelake.worker.operator.channel import (
     ChannelBroken,
     ChannelClosed,
@@ -67,23 +68,32 @@ def serve(
 ) -> None:
     """Until the wrapper closes the channel. ``spark`` is connected to before the first attempt asks for it."""
     lead_nowhere()
-    folder = work_folder or Path(tempfile.gettempdir())
+    stage = Stage(work_folder or Path(tempfile.gettempdir()))
     if spark is not None:
         _warm_up(spark)
     process = _Process(channel)
     process.listen()
     process.send(Ready(VERSION, registry.names))
+    runs = 0
     while (job := process.next_run()) is not None:
         run, log, link = job
+        runs += 1
         threads = left_behind.thread_idents()
-        finished = _attempt(run, log, link, registry, folder)
-        if left_behind.children_are_left() or left_behind.threads_are_left(threads):
+        finished = _attempt(run, log, link, registry, stage)
+        if left_behind.children_are_left() or left_behind.threads_are_left(threads) or runs >= MAX_RUNS:
             finished = msgspec.structs.replace(finished, reusable=False)
+        if not finished.reusable:
+            stage.close()
+        elif link.holds_spark:
+            # Nobody waits for a session to be closed.
+            finished = msgspec.structs.replace(finished, tidying=True)
         process.finish(link, finished)
         link.end_spark()
         if not finished.reusable:
             return
-        process.send(Ready(VERSION, registry.names))
+        if finished.tidying:
+            process.send(Ready(VERSION, registry.names))
+    stage.close()
 
 
 class _Process:
@@ -146,14 +156,14 @@ class _Process:
         close_descriptors(descriptors)
 
 
-def _attempt(run: Run, log: int, link: AttemptLink, registry: Registry, folder: Path) -> Finished:
+def _attempt(run: Run, log: int, link: AttemptLink, registry: Registry, stage: Stage) -> Finished:
     """One attempt in its own surroundings; never raises."""
     if run.version != VERSION:
         os.close(log)
         why = f"this operator process speaks version {VERSION} of the protocol, its wrapper {run.version}"
         return Finished(status="Failed", error_message=why, reusable=False)
     try:
-        with attempt_stage(run.environment, log, folder):
+        with stage.attempt(run.environment, log):
             return _run(run, link, registry)
     except BaseException as error:
         return _failed(error, run, link)
@@ -164,7 +174,6 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
         function = registry.get(run.task.operator)
         ctx = Context(run.task, link, state=run.state, staging_dsn=run.staging_dsn)
         link.on_spark_progress = ctx.spark_progress
-        link.started()
         function(ctx)
         if link.canceled:
             return Finished(status="Canceled", reusable=False)
