@@ -102,6 +102,10 @@ def test_a_task_without_a_log_is_told_why(stack: DevStack, work: Work) -> None:
     assert (quiet.returncode, quiet.stdout) == (0, "")
     assert "it printed nothing" in quiet.stderr
     assert "has had 1 attempts so far" in refused(work.task_id, "--attempt", "2")
+    work.complete("Completed")
+    followed = stack.run("logs", work.task_id, "-f")
+    assert (followed.returncode, followed.stdout) == (0, "")
+    assert "it printed nothing" in followed.stderr
 
 
 def test_a_followed_log_goes_on_to_the_next_attempt_and_ends_with_the_task(

@@ -118,6 +118,11 @@ def test_a_secret_in_a_failure_is_taken_out(scene: WorkerScene, worker: WorkerPr
     assert "hush-hush-key" not in said + log_of(worker, scene, "leaks") + worker.log()
 
 
+def test_a_secret_in_the_progress_is_taken_out(scene: WorkerScene, worker: WorkerProcess) -> None:
+    shown = scene.ran("blabs", "shows_environment", secrets=["API_KEY"], config={"tells": True})
+    assert (shown.attempts[0].progress or {})["message"] == "with •••"
+
+
 def test_a_missing_secret_is_named_and_not_tried_again(scene: WorkerScene, worker: WorkerProcess) -> None:
     shown = scene.ran("secretless", "noop", secrets=["RPC_KEY"])
     assert shown.status == "Failed"

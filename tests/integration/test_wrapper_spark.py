@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,8 @@ def worker(scene: WorkerScene) -> Iterator[WorkerProcess]:
         yield working
 
 
-def spinning(scene: WorkerScene, worker: WorkerProcess, dag: str) -> TaskDetail:
-    scene.deploy(dag, "spins", runtime=SPARK, heartbeat_timeout_seconds=4, max_attempts=1)
+def spinning(scene: WorkerScene, dag: str, operator: str = "spins", **more: Any) -> TaskDetail:
+    scene.deploy(dag, operator, runtime=SPARK, heartbeat_timeout_seconds=4, **more)
     scene.trigger(dag)
     return scene.until(dag, "Spark's work", lambda shown: bool(shown.attempts and shown.attempts[0].progress))
 
@@ -65,7 +66,7 @@ def test_a_task_runs_on_spark_and_tells_its_progress(scene: WorkerScene, worker:
 
 
 def test_a_canceled_task_leaves_spark_to_others(scene: WorkerScene, worker: WorkerProcess) -> None:
-    task = spinning(scene, worker, "canceled")
+    task = spinning(scene, "canceled")
     scene.client.cancel(task.task_id)
     eventually(
         "it is let go",
@@ -74,16 +75,24 @@ def test_a_canceled_task_leaves_spark_to_others(scene: WorkerScene, worker: Work
     assert scene.ran("after_cancel", "selects", runtime=SPARK).status == "Completed"
 
 
-def test_a_spark_that_is_killed_fails_its_tasks_and_is_started_again(
+def test_a_task_that_times_out_leaves_spark_to_others(scene: WorkerScene, worker: WorkerProcess) -> None:
+    spinning(scene, "late", timeout_seconds=3, max_attempts=1)
+    assert "timed out" in (scene.ended("late").error_message or "")
+    assert scene.ran("after_timeout", "selects", runtime=SPARK).status == "Completed"
+
+
+def test_a_spark_that_is_killed_fails_its_tasks_and_they_are_committed_once(
     scene: WorkerScene, worker: WorkerProcess
 ) -> None:
-    spinning(scene, worker, "bereft")
+    spinning(scene, "bereft", "spins_once", max_attempts=2, outputs=[{"name": "rows", "storage": "parquet"}])
     java = java_of(worker)
     os.kill(java, signal.SIGKILL)
     shown = scene.ended("bereft")
-    assert shown.status == "Failed"
-    assert "Spark" in (shown.attempts[0].error_message or "")
-    assert scene.ran("after_death", "selects", runtime=SPARK).status == "Completed"
+    assert shown.status == "Completed", shown.attempts
+    assert shown.failures == 1, "those that found no Spark were handed back, and cost nothing"
+    assert "Spark" in (shown.attempts[-1].error_message or "")
+    [partition] = shown.outputs[0].partitions
+    assert (partition.start, partition.end, partition.row_count) == (0, 9, 10)
     assert java_of(worker) != java
     assert worker.exit_code is None
 

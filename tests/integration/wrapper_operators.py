@@ -78,6 +78,8 @@ def shows_environment(ctx: Context) -> None:
     for name, value in sorted(os.environ.items()):
         sys.stdout.write(f"{name}={value}\n")
     sys.stdout.flush()
+    if ctx.config.get("tells"):
+        ctx.progress(message=f"with {os.environ['API_KEY']}")
     if ctx.config.get("raises"):
         raise RuntimeError(f"the key is {os.environ['API_KEY']}")
     announce(ctx)
@@ -100,7 +102,8 @@ def reads(ctx: Context) -> None:
 
 @operator("selects")
 def selects(ctx: Context) -> None:
-    ctx.log.info("selected", one=ctx.spark.sql("select 1 as one").collect()[0].one)
+    """A job that needs a core of Spark's: it waits for ever behind work that was left running."""
+    ctx.log.info("selected", rows=ctx.spark.range(100).repartition(2).count())
     announce(ctx)
 
 
@@ -115,3 +118,12 @@ def spins(ctx: Context) -> None:
     ctx.log.info("spinning")
     ctx.spark.range(10**14).selectExpr("sum(id % 7)").collect()
     announce(ctx)
+
+
+@operator("spins_once")
+def spins_once(ctx: Context) -> None:
+    """Only a later attempt gets to write anything."""
+    if ctx.task.attempt == 1:
+        spins(ctx)
+    blocks = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")
+    ctx.outputs[0].write(blocks)

@@ -171,6 +171,13 @@ def test_a_cursor_that_has_not_moved_is_still_announced_and_one_before_the_start
     assert ctx.finish() == ([], [])
 
 
+@pytest.mark.parametrize("after", [0, 4])
+def test_an_announcement_without_blocks_means_the_cursor_of_a_task_that_follows_one(after: int) -> None:
+    ctx, _ = context(inputs=[an_input(after=after, upto=4)], outputs=[an_output()])
+    ctx.outputs[0].announce()
+    assert [(event.cursor, event.start) for event in ctx.finish()[1]] == [(4, None)]
+
+
 def test_nothing_is_implied_for_an_output_that_was_spoken_of_already() -> None:
     ctx, link = context(inputs=[an_input(after=0, upto=4)], outputs=[an_output()])
     ctx.emit(ctx.outputs[0].event(cursor=3))

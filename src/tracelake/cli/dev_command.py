@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from tracelake.cli.failures import require_extras
 from tracelake.cli.stack import DEFAULT_HOME
+from tracelake.cli.worker_command import operators_at
 
 if TYPE_CHECKING:
     from tracelake.dev.handle import DevHandle
@@ -76,6 +76,8 @@ def dev(
 
 def _workers() -> Iterator[str]:
     """All of them, but for functions where no sandbox can hold them: everything else is of use without."""
+    import asyncio
+
     from tracelake.worker.sandbox import Sandbox
 
     for runtime in WORKERS:

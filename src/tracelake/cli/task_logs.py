@@ -80,16 +80,20 @@ class TaskLogs:
         wanted = known[-1:] if attempts is None else list(attempts)
         absent = [each for each in wanted if each not in known]
         if absent or not wanted:
-            why = self.missing(absent[0] if absent else None)
-            if why.reason != QUIET:
-                raise why
-            typer.echo(why.message, err=True)
+            self.tell_missing(absent[0] if absent else None)
             return
         for attempt in wanted:
             if len(wanted) > 1:
                 print_heading(attempt, as_json)
             tail = Tail(self.path(attempt))
             self.print_lines(attempt, last_lines(chain(tail.lines(), tail.rest()), lines), as_json)
+
+    def tell_missing(self, attempt: int | None) -> None:
+        """An attempt that printed nothing is worth a word; whatever else keeps its log away is a failure."""
+        why = self.missing(attempt)
+        if why.reason != QUIET:
+            raise why
+        typer.echo(why.message, err=True)
 
     def missing(self, attempt: int | None) -> TracelakeError:
         """Why there is no log to show."""

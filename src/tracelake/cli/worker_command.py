@@ -38,6 +38,7 @@ Examples:
     tracelake worker --runtime ecs_python --operators my_company.operators --operators ./extra_operator.py
 """
 
+IN_PROCESS = "dispatcher"
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _UNITS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _FACTS = ("TRACELAKE_INTERNAL_URL", "TRACELAKE_WORKER_TOKEN", "TRACELAKE_QUEUE_DSN")
@@ -80,6 +81,8 @@ def worker(
     from tracelake.worker.settings import WorkerSettings, new_worker_id
 
     configure_logs("json" if log_format == "json" else "text")
+    if runtime == IN_PROCESS:
+        raise Invalid("InvalidRuntime", f"tasks of runtime {IN_PROCESS} are run by the Dispatcher itself")
     idle = None if idle_timeout is None else _seconds(idle_timeout)
     home = home.absolute()
     facts = _facts(home, os.environ)

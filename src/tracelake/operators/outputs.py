@@ -85,7 +85,10 @@ class Output:
     ) -> None:
         """Say, when the operator returns, that this much is done; without it the task's own scope is meant."""
         self._must_be("none", "announce")
-        if cursor is None:
+        if cursor is None and start is None and end is None and self._scope is not None:
+            if (event := self.scope_event()) is not None:
+                self._announced.append(event)
+        elif cursor is None:
             span = self._span(start, end)
             self._announced.append(self.event(start=span.start, end=span.end))
         else:

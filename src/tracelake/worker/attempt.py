@@ -17,7 +17,7 @@ import msgspec
 
 from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest
 from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkTarget
-from tracelake.domain.errors import Forbidden, TracelakeError
+from tracelake.domain.errors import Forbidden, TracelakeError, Unavailable
 from tracelake.secret import Secret
 from tracelake.worker.calls import Calls, Committer
 from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
@@ -96,7 +96,11 @@ class AttemptRunner:
             await calls.begin()
             target = None
             if self.engine is not None:
-                held.generation, target = self.engine.generation, self.engine.target
+                try:
+                    held.generation, target = self.engine.generation, self.engine.target
+                except Unavailable:
+                    # Claimed while Spark died: that is no fault of the task, and another worker's may be well.
+                    return held.completion("Released")
             return await self._converse(held, calls, secrets, target)
         finally:
             if timer is not None:

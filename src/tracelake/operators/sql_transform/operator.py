@@ -31,7 +31,10 @@ def sql_transform(ctx: Context) -> None:
     if len(ctx.outputs) != 1 or ctx.outputs[0].storage != "parquet":
         raise Invalid("InvalidConfig", "sql_transform has exactly one output, with storage parquet")
     if not ctx.blocks:
+        ctx.log.info("nothing to do: no new blocks")
         return
+    names = [source.name for source in tables]
+    ctx.log.info("selecting", start=ctx.blocks.start, end=ctx.blocks.stop - 1, inputs=names)
     for source in tables:
         source.dataframe().createOrReplaceTempView(source.name)
     span = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")

@@ -34,7 +34,10 @@ async def audit_content(world: World) -> list[Finding]:
     for job in JOBS:
         if job in world.layout.jobs:
             version = deployed.jobs[job][0].dataset_version
-            findings += await _audit_job(world, job, version)
+            if job == "gather":
+                findings += await _audit_gathered(world, version, deployed.jobs["ingest"][0].dataset_version)
+            else:
+                findings += await _audit_job(world, job, version)
     return findings
 
 
@@ -44,8 +47,6 @@ async def _audit_job(world: World, job: str, version: UUID) -> list[Finding]:
             return await _audit_rows(world, job, version, world.chain.tip)
         case "tail":
             return await _audit_rows(world, job, version, _last_range_end(world))
-        case "gather":
-            return await _audit_gathered(world, version)
         case "log":
             return await _audit_log(world, version)
         case "ask" | "split" | "ingest" | "sum":
@@ -102,14 +103,13 @@ async def _audit_log(world: World, version: UUID) -> list[Finding]:
     return [Finding(CANONICAL, "log has every block", f"{missing} are missing")] if missing else []
 
 
-async def _audit_gathered(world: World, version: UUID) -> list[Finding]:
+async def _audit_gathered(world: World, version: UUID, chunks: UUID) -> list[Finding]:
     """Chunks come in any order: what is there before the first gap must have been read, and no row is wrong."""
-    asked = _scopes([call.request for call in world.history.of("trigger") if call.accepted], CHUNK)
     needed: set[int] = set()
-    for chunk in asked:
-        if needed and chunk.start != max(needed) + 1:
+    for chunk in await world.observer.read(SQL.committed_partitions, chunks, 0, EVERYTHING):
+        if needed and chunk["range_start"] != max(needed) + 1:
             break
-        needed |= set(range(chunk.start, chunk.end + 1))
+        needed |= set(range(chunk["range_start"], chunk["range_end"] + 1))
     rows = world.data.table(version).rows
     return _compare(world, "gather", sorted(needed | rows.keys()), rows)
 
