@@ -64,12 +64,12 @@ class Fleet:
         return seen
 
     def cpu_seconds(self) -> float:
-        """Of the wrappers and everything below them."""
+        """Of the wrappers and everything below them, what has ended since included: operator processes retire."""
         total = 0.0
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 spent = process.cpu_times()
-                total += spent.user + spent.system
+                total += spent.user + spent.system + spent.children_user + spent.children_system
         return total
 
     def memory_mib(self) -> float:

@@ -117,6 +117,17 @@ def test_a_source_is_told_to_stop_and_starts_again_elsewhere(scene: WorkerScene)
         scene.client.cancel(shown.task_id)
 
 
+def test_sources_take_no_place_of_other_tasks(scene: WorkerScene) -> None:
+    for number in range(3):
+        scene.deploy_source(f"for_ever_{number}", "sleeps")
+    with scene.working("one", "--operators", OPERATORS, "--concurrency", "1", "--drain-seconds", "0"):
+        for number in range(3):
+            scene.until(f"for_ever_{number}", "the start", lambda shown: shown.status == "Running")
+        assert scene.ran("beside", "noop").status == "Completed"
+        for number in range(3):
+            scene.client.cancel(scene.task(f"for_ever_{number}").task_id)
+
+
 def test_an_idle_worker_ends_by_itself(scene: WorkerScene) -> None:
     with scene.working("idle", "--idle-timeout", "1s") as worker:
         eventually("it ends", lambda: worker.exit_code is not None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tracelake.contracts.dispatcher_api import PayloadInvalidation
 from tracelake.contracts.operator_protocol import (
     MAX_FRAME,
     Cancel,
@@ -151,6 +152,20 @@ def test_a_no_op_says_that_its_scope_is_done_and_the_process_is_ready_again(
         assert (finished.status, finished.reusable) == ("Completed", True)
         assert [(event.start, event.end) for event in finished.events] == [(start, start + 9)]
         assert process.log() == ""
+
+
+def test_an_operator_is_not_run_for_a_cursor_that_has_not_moved_unless_something_was_taken_back(
+    process: OperatorUnderTest,
+) -> None:
+    process.run(a_task("say", inputs=[an_input(after=9, upto=9)]))
+    finished, _ = process.until_finished()
+    assert (finished.status, process.log()) == ("Completed", "")
+    process.run(
+        a_task("say", inputs=[an_input(after=9, upto=9, invalidation=PayloadInvalidation(10, 12, 1))])
+    )
+    finished, _ = process.until_finished()
+    assert finished.status == "Completed"
+    assert "to stdout" in process.log()
 
 
 def test_everything_that_an_operator_prints_is_in_its_log(process: OperatorUnderTest) -> None:

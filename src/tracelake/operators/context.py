@@ -68,6 +68,14 @@ class Context:
         return range(self.scope.start, self.scope.end + 1)
 
     @property
+    def has_work(self) -> bool:
+        """False when the cursor hasn't moved and nothing was taken back, as after an event that came twice: then
+        there is nothing to run an operator for."""
+        if self.scope is None or self.scope.blocks is not None:
+            return True
+        return any(read.invalidation is not None for read in self.task.inputs)
+
+    @property
     def spark(self) -> SparkSession:
         return self._link.spark()
 

@@ -2,7 +2,8 @@
 
 As many attempts run at once as there are operators. Claims run ahead of them only while tasks take milliseconds,
 and then by no more than a tenth of a second's work: whoever claims more keeps it from other workers. What waits
-longer than that after all is handed back.
+longer than that after all is handed back. Sources run for ever and mostly wait, so they run beside the others and
+take none of their places.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Load:
         self._waiting: deque[tuple[float, HeldTask]] = deque()
         self._free: deque[asyncio.Future[HeldTask]] = deque()
         self._running: set[HeldTask] = set()
+        self._beside: set[HeldTask] = set()
         self._mean: float | None = None
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -44,7 +46,7 @@ class Load:
 
     @property
     def running(self) -> list[HeldTask]:
-        return list(self._running)
+        return [*self._running, *self._beside]
 
     @property
     def room(self) -> int:
@@ -83,6 +85,11 @@ class Load:
                 return
         self._waiting.append((self._now(), held))
 
+    def add_beside(self, held: HeldTask) -> None:
+        """It runs already, in nobody's place; ``ran`` must follow."""
+        self._held[held.task_id] = held
+        self._beside.add(held)
+
     async def next(self) -> HeldTask:
         """The next attempt to run; ``ran`` must follow."""
         if self._waiting:
@@ -94,6 +101,10 @@ class Load:
         return await turn
 
     def ran(self, held: HeldTask, seconds: float) -> None:
+        if held in self._beside:
+            self._beside.discard(held)
+            self._changed.set()
+            return
         self._running.discard(held)
         self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
         self._changed.set()

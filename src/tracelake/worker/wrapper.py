@@ -52,6 +52,7 @@ class Wrapper:
         self._worked_at = self._loop.time()
         self._idle_timeout = settings.idle_timeout
         self._reporting: set[asyncio.Task[None]] = set()
+        self._sources: set[asyncio.Task[None]] = set()
         self.load = Load(settings.concurrency)
         self.heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
         self.wake_ups = WakeUps(queue, settings.queue)
@@ -91,16 +92,18 @@ class Wrapper:
     async def run_attempts(self) -> None:
         """One operator's worth of work, for ever; as many of these run as the worker has operators."""
         while True:
-            held = await self.load.next()
-            began = self._loop.time()
-            try:
-                completion = await self._runner.run(held)
-            finally:
-                seconds = self._loop.time() - began
-                self.load.ran(held, seconds)
-            self._worked_at = self._loop.time()
-            _tell(held, completion, seconds)
-            self.report(held, completion)
+            await self._run(await self.load.next())
+
+    async def _run(self, held: HeldTask) -> None:
+        began = self._loop.time()
+        try:
+            completion = await self._runner.run(held)
+        finally:
+            seconds = self._loop.time() - began
+            self.load.ran(held, seconds)
+        self._worked_at = self._loop.time()
+        _tell(held, completion, seconds)
+        self.report(held, completion)
 
     async def watch_spark(self, engine: SparkEngine) -> None:
         """What runs on a Spark that has died has failed, whether its operator noticed or not."""
@@ -173,7 +176,13 @@ class Wrapper:
             held.log.warning("wrong_runtime", runtime=payload.runtime, serves=self._settings.runtime)
             self.report(held, held.completion("Released"))
             return
-        self.load.add(held)
+        if held.is_source:
+            self.load.add_beside(held)
+            running = asyncio.create_task(self._run(held))
+            self._sources.add(running)
+            running.add_done_callback(self._sources.discard)
+        else:
+            self.load.add(held)
 
     def _is_idle(self) -> bool:
         if self._idle_timeout is None or self.load.held:

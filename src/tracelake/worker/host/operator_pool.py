@@ -128,9 +128,10 @@ class OperatorPool:
             self._gap.set()
 
     def _lacking(self) -> bool:
-        """As many as may be taken at once, and one ready while all are. Those that are tidied up come back."""
+        """As many as may be taken at once, and one ready while all are; and one for everybody who waits. Those that
+        are tidied up come back."""
         alive = len(self._idle) + len(self._taken) + len(self._tidying)
-        return alive <= self._size
+        return alive <= self._size or len(self._waiting) > len(self._tidying)
 
     async def _keep_warm(self) -> None:
         died = asyncio.create_task(self._host.died())

@@ -174,7 +174,8 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
         function = registry.get(run.task.operator)
         ctx = Context(run.task, link, state=run.state, staging_dsn=run.staging_dsn)
         link.on_spark_progress = ctx.spark_progress
-        function(ctx)
+        if ctx.has_work:
+            function(ctx)
         if link.canceled:
             return Finished(status="Canceled", reusable=False)
         outputs, events = ctx.finish()
