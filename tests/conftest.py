@@ -1,9 +1,13 @@
 """The fixtures of all tests, and a guard: two tests of one name would be run as one by xdist."""
 
+import os
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# gRPC, which Spark's client brings along, would start its threads again in every process that a test starts.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,7 +6,7 @@ import sys
 
 def test_the_demo_ends_with_every_chunk_exactly_once() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tracelake.dev.demo"], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", "tracelake.dev.demo"], capture_output=True, text=True, timeout=400, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "killed dispatcher" in run.stdout

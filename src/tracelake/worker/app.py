@@ -129,6 +129,8 @@ async def _serve(
 async def _start_spark(
     settings: WorkerSettings, supply: OperatorSupply, parts: AsyncExitStack
 ) -> SparkEngine:
+    # gRPC's own handling of forks restarts its threads in what was to become the operator host.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from tracelake.worker.spark.server import spark_engine
     from tracelake.worker.spark.settings import SparkSettings
 

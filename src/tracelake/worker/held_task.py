@@ -67,6 +67,7 @@ class HeldTask:
         "payload",
         "receipts",
         "reported",
+        "seconds",
         "stopped",
         "task_id",
         "token",
@@ -83,6 +84,8 @@ class HeldTask:
         self.receipts = receipts
         self.stopped: Stop | None = None
         self.reported = False
+        self.seconds = 0.0
+        """How long it ran."""
         self.paused = False
         self.generation: int | None = None
         """Of the Spark that the attempt runs on."""

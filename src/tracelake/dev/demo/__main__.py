@@ -30,11 +30,11 @@ from tracelake.contracts.user_api import PartitionSummary, TaskSummary
 from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
 from tracelake.domain.errors import TracelakeError, Unavailable
 
-BLOCKS = 24_000
+BLOCKS = 12_000
 CHUNK = 1_000
 CHUNKS = BLOCKS // CHUNK
 JOBS = ("squares", "sums", "checked")
-DEADLINE_SECONDS = 180.0
+DEADLINE_SECONDS = 240.0
 IN_SANDBOX = """runtime: lambda
     udf: { bundle: "BUNDLE", entrypoint: checked.handler }"""
 IN_PYTHON = """runtime: ecs_python

@@ -36,7 +36,8 @@ def server_conf(settings: SparkSettings, folder: Path, python_path: str) -> dict
         **_DEFAULTS,
         "spark.executorEnv.PYTHONPATH": python_path,
         "spark.jars.ivy": str(folder / "ivy"),
-        "spark.scheduler.allocation.file": (folder / "conf" / "pools.xml").as_uri(),
+        # A path as Hadoop has it: it would look for an escaped space by its escape.
+        "spark.scheduler.allocation.file": f"file://{folder / 'conf' / 'pools.xml'}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         **settings.conf,
         "spark.master": settings.master,
