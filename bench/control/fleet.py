@@ -24,7 +24,7 @@ from bench.control.stack import Stack, without_settings
 
 PATIENCE_SECONDS = 120
 _LOOK_SECONDS = 0.002
-_ENDED = b'"attempt_ended"'
+_REPORTED = (b'"attempt_reported"', b'"function_ended"')
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Log:
 
     def new(self) -> list[Done]:
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        return [_done(orjson.loads(line)) for line in lines if _ENDED in line]
+        return [_done(orjson.loads(line)) for line in lines if any(word in line for word in _REPORTED)]
 
 
 class Fleet:

@@ -156,7 +156,7 @@ def test_a_cancel_interrupts_the_spark_work(tmp_path: Path, spark_target: SparkT
     with operator_process(tmp_path) as process:
         process.ready()
         site = Site(tmp_path, process, spark_target)
-        site.start("select count(*) as n from scope_blocks a, scope_blocks b, scope_blocks c", end=100_000)
+        site.start("select sum(block_number % 7) as n from scope_blocks", end=10**14)
         finished, _ = site.finish(at_work=lambda: process.send(Cancel("enough")))
         assert (finished.status, finished.reusable) == ("Canceled", False)
 

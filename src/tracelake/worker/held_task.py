@@ -67,7 +67,6 @@ class HeldTask:
         "payload",
         "receipts",
         "reported",
-        "seconds",
         "stopped",
         "task_id",
         "token",
@@ -84,8 +83,6 @@ class HeldTask:
         self.receipts = receipts
         self.stopped: Stop | None = None
         self.reported = False
-        self.seconds = 0.0
-        """How long it ran."""
         self.paused = False
         self.generation: int | None = None
         """Of the Spark that the attempt runs on."""

@@ -102,9 +102,7 @@ class Wrapper:
             seconds = self._loop.time() - began
             self.load.ran(held, seconds)
         self._worked_at = self._loop.time()
-        held.seconds = seconds
-        if completion is None:
-            held.log.warning("attempt_dropped", why=str(held.stopped), seconds=round(seconds, 3))
+        _tell(held, completion, seconds)
         self.report(held, completion)
 
     async def watch_spark(self, engine: SparkEngine) -> None:
@@ -146,7 +144,7 @@ class Wrapper:
         refusal = None if answer.cancelled() else answer.exception()
         match refusal:
             case None:
-                _tell(held, completion)
+                held.log.info("attempt_reported", status=completion.status)
                 self._let_go(held, settled=True)
             case Conflict() | NotFound():
                 held.log.warning("report_refused", status=completion.status, reason=refusal.reason)
@@ -201,7 +199,9 @@ class Wrapper:
         return True
 
 
-def _tell(held: HeldTask, completion: CompleteRequest) -> None:
-    """The line that ends an attempt's story: once its report has been answered, and not before."""
+def _tell(held: HeldTask, completion: CompleteRequest | None, seconds: float) -> None:
+    if completion is None:
+        held.log.warning("attempt_dropped", why=str(held.stopped), seconds=round(seconds, 3))
+        return
     more = {"error": completion.error_message[:500]} if completion.error_message else {}
-    held.log.info("attempt_ended", status=completion.status, seconds=round(held.seconds, 3), **more)
+    held.log.info("attempt_ended", status=completion.status, seconds=round(seconds, 3), **more)

@@ -138,7 +138,12 @@ class Invoker:
         task.add_done_callback(self._work.discard)
 
     async def _see_to(self, attempt: _Attempt) -> None:
-        bound = {"task_id": str(attempt.task.task_id), "attempt": attempt.task.attempt}
+        job = attempt.task.job
+        bound = {
+            "task_id": str(attempt.task.task_id),
+            "attempt": attempt.task.attempt,
+            "job": f"{job.dag_name}/{job.name}",
+        }
         started = time.monotonic()
         try:
             ending = await self._run(attempt)
@@ -149,8 +154,9 @@ class Invoker:
             del self._running[attempt.fence.key]
             self.idle_since = time.monotonic()
         status = "Canceled" if ending is None else ending.completion.status
-        _log.debug("function_ended", status=status, seconds=round(time.monotonic() - started, 4), **bound)
+        seconds = round(time.monotonic() - started, 4)
         await self._reports.tell(attempt.fence, attempt.task, None if ending is None else ending.completion)
+        _log.info("function_ended", status=status, seconds=seconds, **bound)
 
     async def _run(self, attempt: _Attempt) -> Ending | None:
         """None when there is nobody to tell: the task was canceled, or taken over."""
