@@ -271,12 +271,12 @@ async def test_node_comes_from_a_package_when_the_machine_has_none(
     invoker: TestInvoker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    function_program._visible_node.cache_clear()
+    function_program.find_node.cache_clear()
     try:
         source = "exports.handler = () => console.log(process.execPath)"
         ran = await invoker.run(zip_of({"index.js": source}), "index.handler")
     finally:
-        function_program._visible_node.cache_clear()
+        function_program.find_node.cache_clear()
     assert (ran.status, ran.log) == ("Completed", "/opt/node/node\n"), ran.error
 
 

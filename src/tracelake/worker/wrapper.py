@@ -145,7 +145,8 @@ class Wrapper:
         match refusal:
             case None:
                 held.log.info("attempt_reported", status=completion.status)
-                self._let_go(held, settled=True)
+                # What was handed back is woken for anew, and that wake-up may be here before this answer.
+                self._let_go(held, settled=completion.status != "Released")
             case Conflict() | NotFound():
                 held.log.warning("report_refused", status=completion.status, reason=refusal.reason)
                 self._let_go(held, settled=False)
