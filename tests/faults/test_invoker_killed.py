@@ -59,27 +59,6 @@ def functions_of(invoker: WorkerProcess) -> list[int]:
     return descendants(invoker.pid)
 
 
-def test_a_killed_invoker_takes_its_functions_along_and_its_successor_reports_them(
-    scene: WorkerScene,
-) -> None:
-    with scene.working("killed", runtime="lambda") as invoker:
-        task = running(scene, invoker, "killed")
-        left = functions_of(invoker)
-        assert len(left) >= 4
-        invoker.send(signal.SIGKILL)
-        eventually("every process of the sandbox is gone", lambda: all(map(is_gone, left)))
-    assert scene.task("killed").status == "Running"
-    with scene.working("killed", runtime="lambda") as successor:
-        ended = scene.ended("killed")
-        assert ended.status == "Completed"
-        [last, *between, first] = ended.attempts
-        assert (first.outcome, last.outcome) == ("Failed", "Completed")
-        # The dead invoker is known for a while longer; what is offered to it comes back unharmed.
-        assert {each.outcome for each in between} <= {"Released"}
-        assert "the invoker ended while the function ran" in (first.error_message or "")
-        assert f"attempt {last.attempt}" in log_of(successor, task, last.attempt)
-
-
 def test_a_terminated_invoker_hands_its_tasks_back_without_costing_an_attempt(scene: WorkerScene) -> None:
     with scene.working("stopped", "--drain-seconds", "0", runtime="lambda") as invoker:
         running(scene, invoker, "stopped")
@@ -150,3 +129,25 @@ def test_an_invoker_without_work_ends_by_itself_when_told_to(scene: WorkerScene)
     with scene.working("idle", "--idle-timeout", "1s", runtime="lambda") as invoker:
         eventually("it has ended", lambda: invoker.exit_code is not None)
         assert invoker.exit_code == 0
+
+
+# The last of all: a killed invoker stays known for a while, and would be offered the others' functions.
+def test_a_killed_invoker_takes_its_functions_along_and_its_successor_reports_them(
+    scene: WorkerScene,
+) -> None:
+    with scene.working("killed", runtime="lambda") as invoker:
+        task = running(scene, invoker, "killed")
+        left = functions_of(invoker)
+        assert len(left) >= 4
+        invoker.send(signal.SIGKILL)
+        eventually("every process of the sandbox is gone", lambda: all(map(is_gone, left)))
+    assert scene.task("killed").status == "Running"
+    with scene.working("killed", runtime="lambda") as successor:
+        ended = scene.ended("killed")
+        assert ended.status == "Completed"
+        [last, *between, first] = ended.attempts
+        assert (first.outcome, last.outcome) == ("Failed", "Completed")
+        # The dead invoker is known for a while longer; what is offered to it comes back unharmed.
+        assert {each.outcome for each in between} <= {"Released"}
+        assert "the invoker ended while the function ran" in (first.error_message or "")
+        assert f"attempt {last.attempt}" in log_of(successor, task, last.attempt)

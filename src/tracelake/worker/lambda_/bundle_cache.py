@@ -80,13 +80,22 @@ class BundleCache:
     async def open(self, sha256: str) -> VerifiedBundle:
         """Hashed just now. ``Invalid`` when the bytes are no bundle, or not the ones that were asked for."""
         async with self._arriving.setdefault(sha256, asyncio.Lock()):
-            found = await asyncio.to_thread(self._open_cached, sha256)
+            found = await self._hashed(sha256)
             if found is None:
                 await self._arrive(sha256)
-                found = await asyncio.to_thread(self._open_cached, sha256)
+                found = await self._hashed(sha256)
             if found is None:
                 raise Invalid("BundleMismatch", f"the bundle's content doesn't match sha256:{sha256}")
             return found
+
+    async def _hashed(self, sha256: str) -> VerifiedBundle | None:
+        """In a thread, which goes on when nobody waits any more; what it opens then is closed."""
+        hashing = asyncio.ensure_future(asyncio.to_thread(self._open_cached, sha256))
+        try:
+            return await asyncio.shield(hashing)
+        except asyncio.CancelledError:
+            hashing.add_done_callback(_close_unused)
+            raise
 
     async def touched(self, sha256: str) -> bool:
         """Whether the zip has changed, or gone, since it was verified."""
@@ -150,3 +159,8 @@ def _mark(path: Path) -> _Mark | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _close_unused(hashing: asyncio.Future[VerifiedBundle | None]) -> None:
+    if not hashing.cancelled() and hashing.exception() is None and (bundle := hashing.result()) is not None:
+        bundle.file.close()
