@@ -17,10 +17,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tracelake import sqlfiles
+from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.embedded_postgres import Cluster
-from tracelake.queue import scram
 from tracelake.queue.floors import FRONT, Floors
 from tracelake.queue.install import close_to_public, install
 from tracelake.queue.migrate import migrate, schema_files

@@ -9,10 +9,10 @@ from typing import Any
 
 import asyncpg
 
-from tracelake import sqlfiles
+from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Unavailable
 from tracelake.migrations import Schema
-from tracelake.queue import scram
+from tracelake.roles import change_roles
 from tracelake.secret import Secret
 
 STAGING_ROLE = "tracelake_staging"
@@ -30,13 +30,16 @@ async def install(admin_dsn: str, *, staging_password: Secret, writer_password: 
         raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
     try:
         applied = await _DATA.migrate(connection)
-        async with connection.transaction():
+
+        async def put_roles() -> None:
             await _put_role(connection, STAGING_ROLE, staging_password)
             await _put_role(connection, WRITER_ROLE, writer_password)
             await connection.execute(await connection.fetchval(_SQL.close_database))
             await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
             await connection.execute(_SQL.revoke_functions)
             await connection.execute(await connection.fetchval(_SQL.grant_functions, WRITER_ROLE))
+
+        await change_roles(connection, put_roles)
         return applied
     finally:
         await connection.close()

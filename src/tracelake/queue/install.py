@@ -17,10 +17,10 @@ from typing import Any
 
 import asyncpg
 
-from tracelake import sqlfiles
+from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Conflict
-from tracelake.queue import scram
 from tracelake.queue.migrate import migrate
+from tracelake.roles import change_roles
 
 _SQL = sqlfiles.load("tracelake.queue", "sql/install.sql")
 _MIGRATE = sqlfiles.load("tracelake.queue", "sql/migrate.sql")
@@ -31,12 +31,15 @@ async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...
     verifier = scram.verifier(password)
     async with _connected(admin_dsn) as connection:
         await migrate(connection)
-        async with connection.transaction():
+
+        async def put_role() -> None:
             await connection.execute(_MIGRATE.lock)
             await _put_role(connection, role, verifier)
             await connection.execute(await connection.fetchval(_SQL.close_database))
             await connection.execute(_SQL.strip_public)
             await connection.execute(await connection.fetchval(_SQL.grants, role))
+
+        await change_roles(connection, put_role)
         return tuple(row["datname"] for row in await connection.fetch(_SQL.other_databases, role))
 
 
