@@ -62,6 +62,7 @@ class HeldTask:
         "attempt",
         "generation",
         "hide",
+        "later_receipts",
         "lease_token",
         "paused",
         "payload",
@@ -81,6 +82,8 @@ class HeldTask:
         self.lease_token = lease_token
         self.token = Secret(claim.capability_token or "")
         self.receipts = receipts
+        self.later_receipts: list[str] = []
+        """Of wake-ups that came while the task was held already."""
         self.stopped: Stop | None = None
         self.reported = False
         self.paused = False

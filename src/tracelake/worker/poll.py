@@ -66,7 +66,7 @@ class Poller:
                 continue
             held = self._load.get(task_id)
             if held is not None:
-                held.receipts.append(message.receipt)
+                held.later_receipts.append(message.receipt)
             else:
                 wanted.setdefault(task_id, []).append(message)
         return wanted

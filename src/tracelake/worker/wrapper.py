@@ -145,8 +145,7 @@ class Wrapper:
         match refusal:
             case None:
                 held.log.info("attempt_reported", status=completion.status)
-                # What was handed back is woken for anew, and that wake-up may be here before this answer.
-                self._let_go(held, settled=completion.status != "Released")
+                self._let_go(held, settled=True)
             case Conflict() | NotFound():
                 held.log.warning("report_refused", status=completion.status, reason=refusal.reason)
                 self._let_go(held, settled=False)
@@ -161,13 +160,14 @@ class Wrapper:
                 self._let_go(held, settled=False)
 
     def _let_go(self, held: HeldTask, *, settled: bool) -> None:
-        """A wake-up that came for a later attempt while this one was held must not be lost with it."""
+        """A wake-up that came while the task was held may be for its next attempt: whoever claims finds out."""
         self.heartbeats.let_go(held)
         self.load.reported(held)
         if settled:
             self.wake_ups.done(held.receipts)
         else:
             self.wake_ups.give_back(held.receipts)
+        self.wake_ups.give_back(held.later_receipts)
 
     def _accept(self, held: HeldTask) -> None:
         self.heartbeats.keep(held)
