@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -54,9 +55,9 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def shell(code: Path, script: str, **more: object) -> SandboxSpec:
+def shell(code: Path, script: str, **more: Any) -> SandboxSpec:
     spec = SandboxSpec(argv=["/bin/sh", "-c", script], env={"PATH": "/usr/bin:/bin"}, code=code)
-    return replace(spec, **more)  # type: ignore[arg-type]
+    return replace(spec, **more)
 
 
 def _status(process: Path) -> str:

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession, functions
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.testing.spark import SharedSpark, unsupervised
@@ -89,7 +88,7 @@ def test_a_session_that_has_ended_takes_no_more_work(connection: SparkConnection
 
 def test_the_usual_ways_of_spark_lead_to_the_attempt_s_session(work: SparkAttempt) -> None:
     assert SparkSession.builder.getOrCreate() is work.session
-    assert work.session.range(4).select(F.sum(F.col("id"))).collect()[0][0] == 6
+    assert work.session.range(4).select(functions.sum(functions.col("id"))).collect()[0][0] == 6
 
 
 def test_an_operator_that_stops_spark_stops_only_its_own_session(

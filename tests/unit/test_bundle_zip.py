@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelake.domain import bundle_zip
-from tracelake.domain.bundle_entrypoint import detect_kind, find_entrypoint
+from tracelake.domain.bundle_entrypoint import find_entrypoint
 from tracelake.domain.bundle_zip import BundleListing, check_zip
 from tracelake.domain.errors import Invalid
 
@@ -210,10 +210,18 @@ def test_an_entrypoint_means_one_file(
 
 
 def test_an_executable_bootstrap_wins_and_reads_the_entrypoint_itself() -> None:
-    assert detect_kind(bundle("bootstrap", "main.py", executable="bootstrap"), "main.handler") == "bootstrap"
-    assert detect_kind(bundle("bootstrap", executable="bootstrap"), "whatever it likes") == "bootstrap"
-    assert detect_kind(bundle("bootstrap", "main.py"), "main.handler") == "python"
-    assert detect_kind(bundle("bin/bootstrap", "main.py", executable="bin/bootstrap"), "main.h") == "python"
+    assert (
+        find_entrypoint(bundle("bootstrap", "main.py", executable="bootstrap"), "main.handler").kind
+        == "bootstrap"
+    )
+    assert (
+        find_entrypoint(bundle("bootstrap", executable="bootstrap"), "whatever it likes").kind == "bootstrap"
+    )
+    assert find_entrypoint(bundle("bootstrap", "main.py"), "main.handler").kind == "python"
+    assert (
+        find_entrypoint(bundle("bin/bootstrap", "main.py", executable="bin/bootstrap"), "main.h").kind
+        == "python"
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,5 @@ def find_entrypoint(listing: BundleListing, entrypoint: str) -> Entrypoint:
     return found[0]
 
 
-def detect_kind(listing: BundleListing, entrypoint: str) -> BundleKind:
-    return find_entrypoint(listing, entrypoint).kind
-
-
 def _invalid(why: str) -> Invalid:
     return Invalid("InvalidEntrypoint", why)

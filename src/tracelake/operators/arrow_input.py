@@ -13,7 +13,7 @@ from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull,
 from tracelake.objects.prefix import ObjectLocation
 from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
 from tracelake.operators.parquet_file import local_path
-from tracelake.operators.where_literal import Kind, Verdict, align
+from tracelake.operators.where_literal import Kind, Verdict, align, compared
 
 
 def read_arrow(source: Input) -> pa.Table:
@@ -85,10 +85,10 @@ def _compare(schema: pa.Schema, column: str, op: Op, value: Any) -> Any:
     op, literal = aligned
     if kind == "instant":
         literal = pa.scalar(literal if type_.tz else literal.replace(tzinfo=None), type=type_)
-    compared = _apply(field, op, pc.scalar(literal))
+    expression = compared(field, op, pc.scalar(literal))
     if kind == "float" and op in (Op.GT, Op.GE):
-        return compared | pc.is_nan(field)
-    return compared
+        return expression | pc.is_nan(field)
+    return expression
 
 
 def _compare_columns(schema: pa.Schema, column: str, op: Op, other: str) -> Any:
@@ -97,25 +97,7 @@ def _compare_columns(schema: pa.Schema, column: str, op: Op, other: str) -> Any:
     kinds = {kind_of(schema.field(name).type) for name in (column, other)}
     if kinds & {"other", "float"} or (len(kinds) > 1 and kinds != {"integer", "decimal"}):
         raise Invalid("InvalidWhere", f"columns {column} and {other} can't be compared here")
-    return _apply(pc.field(column), op, pc.field(other))
-
-
-def _apply(left: Any, op: Op, right: Any) -> Any:
-    match op:
-        case Op.EQ:
-            return left == right
-        case Op.NE:
-            return left != right
-        case Op.LT:
-            return left < right
-        case Op.LE:
-            return left <= right
-        case Op.GT:
-            return left > right
-        case Op.GE:
-            return left >= right
-        case _:
-            assert_never(op)
+    return compared(pc.field(column), op, pc.field(other))
 
 
 def _constant(field: Any, verdict: Verdict) -> Any:

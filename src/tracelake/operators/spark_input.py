@@ -11,7 +11,7 @@ from tracelake.domain.errors import Conflict, Invalid
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate
 from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
 from tracelake.operators.spark_names import quoted
-from tracelake.operators.where_literal import Kind, Verdict, align
+from tracelake.operators.where_literal import Kind, Verdict, align, compared
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -87,7 +87,7 @@ def _compare(schema: StructType, column: str, op: Op, value: Any) -> Column:
         case Verdict.UNKNOWN:
             return _unknown()
         case (op, literal):
-            return _apply(field, op, functions.lit(literal))
+            return compared(field, op, functions.lit(literal))
 
 
 def _compare_columns(schema: StructType, column: str, op: Op, other: str) -> Column:
@@ -96,25 +96,7 @@ def _compare_columns(schema: StructType, column: str, op: Op, other: str) -> Col
     kinds = {_kind(schema, column), _kind(schema, other)}
     if "other" in kinds or (len(kinds) > 1 and kinds != {"integer", "decimal"}):
         raise Invalid("InvalidWhere", f"columns {column} and {other} can't be compared here")
-    return _apply(functions.col(quoted(column)), op, functions.col(quoted(other)))
-
-
-def _apply(left: Column, op: Op, right: Column) -> Column:
-    match op:
-        case Op.EQ:
-            return left == right
-        case Op.NE:
-            return left != right
-        case Op.LT:
-            return left < right
-        case Op.LE:
-            return left <= right
-        case Op.GT:
-            return left > right
-        case Op.GE:
-            return left >= right
-        case _:
-            assert_never(op)
+    return compared(functions.col(quoted(column)), op, functions.col(quoted(other)))
 
 
 def _kind(schema: StructType, column: str) -> Kind:

@@ -8,6 +8,8 @@ and a number that an integer column can't hold is replaced by one that gives the
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -18,6 +20,14 @@ from tracelake.domain.where import Op, Scalar
 Kind = Literal["bool", "integer", "float", "decimal", "text", "bytes", "instant", "date", "other"]
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
+_COMPARISONS: Mapping[Op, Callable[[Any, Any], Any]] = {
+    Op.EQ: operator.eq,
+    Op.NE: operator.ne,
+    Op.LT: operator.lt,
+    Op.LE: operator.le,
+    Op.GT: operator.gt,
+    Op.GE: operator.ge,
+}
 
 
 class Verdict(Enum):
@@ -26,6 +36,11 @@ class Verdict(Enum):
     ALWAYS = "always"
     NEVER = "never"
     UNKNOWN = "unknown"
+
+
+def compared(left: Any, op: Op, right: Any) -> Any:
+    """The comparison as an expression of the engine that the operands belong to."""
+    return _COMPARISONS[op](left, right)
 
 
 def align(kind: Kind, op: Op, value: Scalar) -> tuple[Op, Any] | Verdict:

@@ -23,4 +23,4 @@ DELETE FROM tracelake.outbox WHERE outbox_id = $1
 SELECT format('DROP TABLE IF EXISTS staging.%I', c.relname)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'staging' AND c.relkind = 'r'
-  AND c.relname LIKE 'staging\_' || $1::text || '\_%' AND NOT c.relname LIKE '%\_' || $2::text || '\_%'
+  AND c.relname LIKE 'staging\_' || $1::text || '\_%' AND split_part(c.relname, '_', 4) <> $2::text
