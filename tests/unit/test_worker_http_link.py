@@ -98,7 +98,9 @@ async def test_a_connection_serves_call_after_call() -> None:
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
-    async with link_to(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")) as link:
+    async with link_to(
+        answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    ) as link:
         assert [(await ask(link)).status for _ in range(2)] == [200, 200]
 
 

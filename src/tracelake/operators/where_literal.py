@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tracelake.domain.where import Op, Scalar
 
 Kind = Literal["bool", "integer", "float", "decimal", "text", "bytes", "instant", "date", "other"]
+
+T = TypeVar("T")
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
 _COMPARISONS: Mapping[Op, Callable[[Any, Any], Any]] = {
@@ -38,9 +40,10 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-def compared(left: Any, op: Op, right: Any) -> Any:
+def compared(left: T, op: Op, right: T) -> T:
     """The comparison as an expression of the engine that the operands belong to."""
-    return _COMPARISONS[op](left, right)
+    expression: T = _COMPARISONS[op](left, right)
+    return expression
 
 
 def align(kind: Kind, op: Op, value: Scalar) -> tuple[Op, Any] | Verdict:
