@@ -337,3 +337,20 @@ async def test_a_sandbox_speaks_to_its_gateway_by_both_sockets(
     assert json.loads(said) == {"unix": [200, 202, 404], "tcp": [200, 202, 404]}
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", 9001)
+
+
+async def test_a_gateway_that_is_given_up_while_it_begins_to_listen_leaves_nothing_open() -> None:
+    async def runtime(request: GatewayRequest) -> GatewayResponse:
+        raise AssertionError(request.path)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        gateway = Gateway(dispatcher_url="http://127.0.0.1:1", runtime=runtime)
+        listening = asyncio.ensure_future(gateway.listen(listener))
+        await asyncio.sleep(0)
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+        await gateway.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)

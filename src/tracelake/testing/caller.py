@@ -17,7 +17,7 @@ import httpx
 
 from tracelake.testing.dispatcher_process import DispatcherProcess
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 _PAUSE = 0.05
 
 Port = Literal["user", "internal"]

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Generous, and only ever reached by a test that fails."""
 _POLL = 0.02
 _PROC = Path("/proc")

@@ -31,7 +31,7 @@ from tracelake.worker.lambda_.journal import Journal
 from tracelake.worker.lambda_.start_environment import EnvironmentStarter
 from tracelake.worker.sandbox import Sandbox
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 NOWHERE = "http://127.0.0.1:9"
 
 

@@ -50,7 +50,8 @@ class HttpServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=listener)
+        self._server = await asyncio.start_server(self._accept, sock=listener, start_serving=False)
+        await self._server.start_serving()
 
     async def close(self) -> None:
         if self._server is not None:

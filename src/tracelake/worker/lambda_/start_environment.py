@@ -102,7 +102,11 @@ class EnvironmentStarter:
             spoke.add(request.path.rpartition("/")[2])
 
         gateway = Gateway(dispatcher_url=self._internal_url, runtime=api.handle, admit=admit)
-        await gateway.listen(process.listeners[0])
+        try:
+            await gateway.listen(process.listeners[0])
+        except BaseException:
+            await gateway.close()
+            raise
         return Environment(function, Surroundings(folder, process, api, output, gateway.close, spoke))
 
 

@@ -85,10 +85,14 @@ class Gateway:
 
         A listening socket stays its owner's to close, at any time.
         """
+        # Known before it serves: whoever is canceled on the way can close it.
         if isinstance(at, socket.socket):
-            self._servers.append(await asyncio.start_server(self._accept, sock=_copy(at)))
+            server = await asyncio.start_server(self._accept, sock=_copy(at), start_serving=False)
         else:
-            self._servers.append(await asyncio.start_unix_server(self._accept, at))
+            server = await asyncio.start_unix_server(self._accept, at, start_serving=False)
+        self._servers.append(server)
+        await server.start_serving()
+        if not isinstance(at, socket.socket):
             os.chmod(at, _SOCKET_MODE)
 
     async def close(self) -> None:
