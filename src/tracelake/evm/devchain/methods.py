@@ -1,0 +1,151 @@
+"""The methods of a node over a dev chain, and those that only a dev chain has, to change it.
+
+Blocks past the head are null, as are their receipts; logs past the head are none. ``devchain_*`` is answered to
+callers on this machine alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from tracelake import __version__
+from tracelake.domain.errors import Invalid
+from tracelake.evm.devchain.chain import DevChain
+from tracelake.evm.devchain.jsonrpc import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    NULL,
+    SERVER_ERROR,
+    Caller,
+    RpcError,
+)
+from tracelake.evm.devchain.log_filter import parse_filter
+from tracelake.evm.devchain.quantities import at_most, count_of, flag_of, hash_of, height_of
+from tracelake.evm.devchain.seal import SealedBlock
+
+MOST_LOGS = 100_000
+MOST_LOG_BLOCKS = 2_000
+_CONTROL = "devchain_"
+
+Method = Callable[[list[Any]], bytes]
+
+
+class ChainMethods:
+    def __init__(self, chain: DevChain) -> None:
+        self._chain = chain
+        self._methods: dict[str, Method] = {
+            "eth_chainId": lambda params: _text(hex(chain.chain_id)),
+            "net_version": lambda params: _text(str(chain.chain_id)),
+            "web3_clientVersion": lambda params: _text(f"tracelake-devchain/{__version__}"),
+            "eth_syncing": lambda params: b"false",
+            "eth_blockNumber": lambda params: _text(hex(chain.head)),
+            "eth_getBlockByNumber": self._block_by_number,
+            "eth_getBlockByHash": self._block_by_hash,
+            "eth_getBlockReceipts": self._block_receipts,
+            "eth_getTransactionByHash": self._transaction,
+            "eth_getTransactionReceipt": self._receipt,
+            "eth_getLogs": self._logs,
+            "trace_block": self._traces,
+            "devchain_mine": self._mine,
+            "devchain_reorg": self._reorg,
+            "devchain_rollback": self._rollback,
+            "devchain_finalize": self._finalize,
+        }
+
+    def call(self, method: str, params: list[Any], caller: Caller) -> bytes:
+        known = self._methods.get(method)
+        if known is None or (method.startswith(_CONTROL) and not caller.loopback):
+            raise RpcError(METHOD_NOT_FOUND, f"the method {method} does not exist/is not available")
+        try:
+            return known(params)
+        except Invalid as error:
+            raise RpcError(INVALID_PARAMS, error.message) from None
+
+    def _block_by_number(self, params: list[Any]) -> bytes:
+        number, full = at_most(params, 2, 2)
+        return _block(self._chain.block(height_of(self._chain, number)), flag_of(full))
+
+    def _block_by_hash(self, params: list[Any]) -> bytes:
+        block_hash, full = at_most(params, 2, 2)
+        return _block(self._chain.block_by_hash(hash_of(block_hash)), flag_of(full))
+
+    def _block_receipts(self, params: list[Any]) -> bytes:
+        block = self._named_block(*at_most(params, 1, 1))
+        return NULL if block is None else block.all_receipts
+
+    def _transaction(self, params: list[Any]) -> bytes:
+        found = self._chain.transaction(hash_of(*at_most(params, 1, 1)))
+        return NULL if found is None else found[0].transactions[found[1]]
+
+    def _receipt(self, params: list[Any]) -> bytes:
+        found = self._chain.transaction(hash_of(*at_most(params, 1, 1)))
+        return NULL if found is None else found[0].receipts[found[1]]
+
+    def _traces(self, params: list[Any]) -> bytes:
+        block = self._named_block(*at_most(params, 1, 1))
+        return NULL if block is None else block.traces
+
+    def _named_block(self, given: Any) -> SealedBlock | None:
+        """By number, tag or hash, or by an object that has one of them (EIP-1898)."""
+        if isinstance(given, dict):
+            given = given.get("blockHash", given.get("blockNumber"))
+        if isinstance(given, str) and len(given) > 18:
+            return self._chain.block_by_hash(hash_of(given))
+        return self._chain.block(height_of(self._chain, given))
+
+    def _logs(self, params: list[Any]) -> bytes:
+        (given,) = at_most(params, 1, 1)
+        if not isinstance(given, dict):
+            raise RpcError(INVALID_PARAMS, "invalid argument 0: an object is wanted")
+        wanted = parse_filter(given)
+        found: list[bytes] = []
+        for block in self._blocks_of(given):
+            found += [log.encoded for log in block.logs if wanted.matches(log)]
+            if len(found) > MOST_LOGS:
+                raise RpcError(SERVER_ERROR, f"query returned more than {MOST_LOGS} results")
+        return b"[" + b",".join(found) + b"]"
+
+    def _blocks_of(self, given: dict[str, Any]) -> list[SealedBlock]:
+        chain = self._chain
+        if "blockHash" in given:
+            if "fromBlock" in given or "toBlock" in given:
+                raise RpcError(INVALID_PARAMS, "blockHash and a range exclude each other")
+            block = chain.block_by_hash(hash_of(given["blockHash"]))
+            if block is None:
+                raise RpcError(SERVER_ERROR, "unknown block")
+            return [block]
+        start = height_of(chain, given.get("fromBlock") or "latest")
+        end = height_of(chain, given.get("toBlock") or "latest")
+        if start > end:
+            raise RpcError(INVALID_PARAMS, "invalid block range params")
+        if end - start >= MOST_LOG_BLOCKS:
+            raise RpcError(SERVER_ERROR, f"block range is larger than {MOST_LOG_BLOCKS} blocks")
+        return chain.blocks(start, end)
+
+    def _mine(self, params: list[Any]) -> bytes:
+        (count,) = at_most(params, 0, 1)
+        return _text(hex(self._chain.mine(1 if count is None else count_of(count))))
+
+    def _reorg(self, params: list[Any]) -> bytes:
+        depth, length = at_most(params, 1, 2)
+        return _text(hex(self._chain.reorg(count_of(depth), None if length is None else count_of(length))))
+
+    def _rollback(self, params: list[Any]) -> bytes:
+        return _text(hex(self._chain.rollback(count_of(*at_most(params, 1, 1)))))
+
+    def _finalize(self, params: list[Any]) -> bytes:
+        self._chain.finalize(height_of(self._chain, *at_most(params, 1, 1)))
+        return NULL
+
+
+def _block(block: SealedBlock | None, full: bool) -> bytes:
+    if block is None:
+        return NULL
+    return block.with_transactions if full else block.with_hashes
+
+
+def _text(value: str) -> bytes:
+    return orjson.dumps(value)
