@@ -3,106 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid
-from tracelake.hot.commit import HotStore, StagedOutput, Writer
-from tracelake.hot.install import STAGING_ROLE, WRITER_ROLE, install
-from tracelake.secret import Secret
-from tracelake.testing.postgres import CloneDatabase
-
-STAGING_PASSWORD = Secret("staging-password")
-WRITER_PASSWORD = Secret("writer-password")
-VERSION = UUID("00000000-0000-4000-8000-0000000000aa")
-SOURCE = UUID("00000000-0000-4000-8000-0000000000bb")
-SCOPE = BlockRange(0, 9)
-
-
-@pytest_asyncio.fixture
-async def data_dsn(clone_database: CloneDatabase) -> str:
-    dsn = clone_database("data", lambda dsn: None)
-    await install(dsn, staging_password=STAGING_PASSWORD, writer_password=WRITER_PASSWORD)
-    return dsn
-
-
-def role_dsn(dsn: str, role: str, password: Secret) -> str:
-    scheme, rest = dsn.split("://", 1)
-    return f"{scheme}://{role}:{password.reveal()}@{rest.split('@', 1)[1]}"
-
-
-@pytest_asyncio.fixture
-async def hot(data_dsn: str) -> AsyncIterator[HotStore]:
-    store = HotStore(Secret(role_dsn(data_dsn, WRITER_ROLE, WRITER_PASSWORD)))
-    yield store
-    await store.close()
-
-
-@pytest_asyncio.fixture
-async def operator(data_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(role_dsn(data_dsn, STAGING_ROLE, STAGING_PASSWORD))
-    yield connection
-    await connection.close()
-
-
-@pytest_asyncio.fixture
-async def reader(data_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(data_dsn)
-    yield connection
-    await connection.close()
-
-
-def writer(epoch: int, task_id: UUID | None = None, revision: int = 0) -> Writer:
-    return Writer(task_id=task_id or uuid4(), epoch=epoch, inputs={str(SOURCE): revision})
-
-
-async def stage(operator: asyncpg.Connection, who: Writer, *blocks: int, value: str = "x") -> StagedOutput:
-    table = f"staging_{who.task_id.hex}_1_{who.epoch}_0"
-    await operator.execute(f"CREATE TABLE staging.{table} (block_number bigint, value text)")
-    await operator.copy_records_to_table(
-        table, schema_name="staging", records=[(block, value) for block in blocks]
-    )
-    return StagedOutput(dataset_version=VERSION, staging_table=table, appends=False)
-
-
-async def rows(reader: asyncpg.Connection) -> list[tuple[int, str]]:
-    table = await reader.fetchval("SELECT 'data.' || tracelake.table_of($1)", VERSION)
-    if await reader.fetchval("SELECT to_regclass($1)", table) is None:
-        return []
-    found = await reader.fetch(" ".join(("TABLE", table, "ORDER BY 1, 2")))
-    return [(row["block_number"], row["value"]) for row in found]
+from tracelake.hot.commit import HotStore
+from tracelake.hot.install import WRITER_ROLE
+from tracelake.testing.hot_store import (
+    SCOPE,
+    VERSION,
+    Connection,
+    output_of,
+    rows,
+    stage,
+    staging_tables,
+    writer,
+)
 
 
 async def test_a_commit_replaces_exactly_its_range(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, BlockRange(0, 19))
-    assert await hot.commit(first, [await stage(operator, first, 1, 5, 15)], BlockRange(0, 19), []) == [3]
+    assert await hot.commit(
+        first, [output_of(await stage(operator, first, 1, 5, 15))], BlockRange(0, 19), []
+    ) == [3]
     await hot.begin(second, VERSION, SCOPE)
-    assert await hot.commit(second, [await stage(operator, second, 7, value="new")], SCOPE, []) == [1]
-    assert await rows(reader) == [(7, "new"), (15, "x")]
-    assert await reader.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'staging'") == 0
+    assert await hot.commit(
+        second, [output_of(await stage(operator, second, 7, value="new"))], SCOPE, []
+    ) == [1]
+    assert await rows(admin) == [(7, "new"), (15, "x")]
+    assert await staging_tables(admin) == []
 
 
 async def test_an_attempt_that_was_superseded_commits_nothing(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     task_id = uuid4()
     old, new = writer(1, task_id), writer(2, task_id)
     await hot.begin(old, VERSION, SCOPE)
-    staged = await stage(operator, old, 1)
+    staged = output_of(await stage(operator, old, 1))
     await hot.begin(new, VERSION, SCOPE)
     with pytest.raises(Conflict) as refused:
         await hot.commit(old, [staged], SCOPE, [EventIn(VERSION, VERSION, cursor=9)])
     assert refused.value.reason == "StaleEpoch"
-    assert await rows(reader) == []
+    assert await rows(admin) == []
     assert await hot.unsaid(task_id) == []
 
 
@@ -114,7 +64,7 @@ async def test_an_older_attempt_cannot_even_begin(hot: HotStore) -> None:
 
 
 async def test_who_read_an_older_revision_is_refused_whatever_its_epoch(
-    hot: HotStore, operator: asyncpg.Connection
+    hot: HotStore, operator: Connection
 ) -> None:
     await hot.begin(writer(5, revision=3), VERSION, SCOPE)
     late = writer(6, revision=2)
@@ -123,83 +73,73 @@ async def test_who_read_an_older_revision_is_refused_whatever_its_epoch(
 
 
 async def test_a_commit_without_a_fence_of_its_own_is_refused(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     who = writer(1)
     with pytest.raises(Conflict):
-        await hot.commit(who, [await stage(operator, who, 1)], SCOPE, [])
+        await hot.commit(who, [output_of(await stage(operator, who, 1))], SCOPE, [])
     await hot.begin(who, VERSION, SCOPE)
-    nothing_staged = StagedOutput(dataset_version=VERSION, staging_table="none", appends=False)
     with pytest.raises(Conflict):
-        await hot.commit(who, [nothing_staged], BlockRange(0, 10), [])
-    assert await rows(reader) == []
+        await hot.commit(who, [output_of()], BlockRange(0, 10), [])
+    assert await rows(admin) == []
 
 
 async def test_rows_outside_of_the_range_are_refused_and_nothing_is_lost(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, SCOPE)
-    await hot.commit(first, [await stage(operator, first, 1)], SCOPE, [])
+    await hot.commit(first, [output_of(await stage(operator, first, 1))], SCOPE, [])
     await hot.begin(second, VERSION, SCOPE)
     with pytest.raises(Invalid) as refused:
-        await hot.commit(second, [await stage(operator, second, 2, 10)], SCOPE, [])
+        await hot.commit(second, [output_of(await stage(operator, second, 2, 10))], SCOPE, [])
     assert "1 staged rows lie outside of blocks 0 to 9" in refused.value.message
-    assert await rows(reader) == [(1, "x")]
+    assert await rows(admin) == [(1, "x")]
 
 
-async def test_other_columns_than_the_dataset_has_are_refused(
-    hot: HotStore, operator: asyncpg.Connection
-) -> None:
+async def test_other_columns_than_the_dataset_has_are_refused(hot: HotStore, operator: Connection) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, SCOPE)
-    await hot.commit(first, [await stage(operator, first, 1)], SCOPE, [])
+    await hot.commit(first, [output_of(await stage(operator, first, 1))], SCOPE, [])
     await hot.begin(second, VERSION, SCOPE)
-    staged = await stage(operator, second, 1)
-    await operator.execute(f"ALTER TABLE staging.{staged.staging_table} ADD COLUMN extra int")
+    name, count = await stage(operator, second, 1)
+    await operator.execute(f"ALTER TABLE staging.{name} ADD COLUMN extra int")
     with pytest.raises(Invalid) as refused:
-        await hot.commit(second, [staged], SCOPE, [])
+        await hot.commit(second, [output_of((name, count))], SCOPE, [])
     assert "extra" in refused.value.message
 
 
 async def test_what_follows_from_a_commit_is_kept_with_it_until_it_was_said(
-    hot: HotStore, operator: asyncpg.Connection
+    hot: HotStore, operator: Connection
 ) -> None:
     who = writer(1)
     event = EventIn(VERSION, VERSION, cursor=9)
     await hot.begin(who, VERSION, SCOPE)
-    await hot.commit(who, [await stage(operator, who, 1)], SCOPE, [event])
+    await hot.commit(who, [output_of(await stage(operator, who, 1))], SCOPE, [event])
     [unsaid] = await hot.unsaid(who.task_id)
     assert unsaid.events == [event]
     await hot.said(unsaid.outbox_id)
     assert await hot.unsaid(who.task_id) == []
 
 
-async def test_an_append_takes_each_key_once(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
-) -> None:
+async def test_an_append_takes_each_key_once(hot: HotStore, operator: Connection, admin: Connection) -> None:
     first, second = writer(1), writer(2)
     for who, blocks in ((first, (1, 2)), (second, (2, 3))):
         await hot.begin(who, VERSION, SCOPE)
         staged = await stage(operator, who, *blocks, value=f"epoch {who.epoch}")
-        appended = StagedOutput(
-            dataset_version=VERSION,
-            staging_table=staged.staging_table,
-            appends=True,
-            unique_key=("block_number",),
-        )
+        appended = output_of(staged, appends=True, unique_key=("block_number",))
         await hot.commit(who, [appended], SCOPE, [])
-    assert await rows(reader) == [(1, "epoch 1"), (2, "epoch 1"), (3, "epoch 2")]
+    assert await rows(admin) == [(1, "epoch 1"), (2, "epoch 1"), (3, "epoch 2")]
 
 
 async def test_no_fence_slips_in_between_a_commits_look_and_its_end(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection, data_dsn: str
+    hot: HotStore, operator: Connection, admin: Connection, data_dsn: str
 ) -> None:
     """The newer attempt's begin waits for the commit that is under way; the older one's rows are there then."""
     task_id = uuid4()
     old, new = writer(1, task_id), writer(2, task_id)
     await hot.begin(old, VERSION, SCOPE)
-    staged = await stage(operator, old, 1)
+    staged = output_of(await stage(operator, old, 1))
     holder = await asyncpg.connect(data_dsn)
     try:
         transaction = holder.transaction()
@@ -208,23 +148,23 @@ async def test_no_fence_slips_in_between_a_commits_look_and_its_end(
         committing = asyncio.create_task(hot.commit(old, [staged], SCOPE, []))
         beginning = asyncio.create_task(hot.begin(new, VERSION, SCOPE))
         async with asyncio.timeout(10):
-            while await reader.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < 2:
+            while await admin.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < 2:
                 await asyncio.wait([committing, beginning], timeout=0.01)
         await transaction.rollback()
         done = await asyncio.gather(committing, beginning, return_exceptions=True)
     finally:
         await holder.close()
     assert done[1] is None
-    assert await rows(reader) == ([(1, "x")] if done[0] == [1] else [])
+    assert await rows(admin) == ([(1, "x")] if done[0] == [1] else [])
 
 
 async def test_operators_can_stage_and_nothing_else(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     who = writer(1)
     await hot.begin(who, VERSION, SCOPE)
-    await hot.commit(who, [await stage(operator, who, 1)], SCOPE, [])
-    table = await reader.fetchval("SELECT 'data.' || tracelake.table_of($1)", VERSION)
+    await hot.commit(who, [output_of(await stage(operator, who, 1))], SCOPE, [])
+    table = await admin.fetchval("SELECT 'data.' || tracelake.table_of($1)", VERSION)
     for attempt in (
         f"TABLE {table}",
         f"TRUNCATE {table}",
@@ -240,10 +180,10 @@ async def test_operators_can_stage_and_nothing_else(
 
 
 async def test_staging_tables_of_earlier_attempts_are_swept_by_the_next(
-    hot: HotStore, operator: asyncpg.Connection, reader: asyncpg.Connection
+    hot: HotStore, operator: Connection, admin: Connection
 ) -> None:
     task_id = uuid4()
     old, new = writer(1, task_id), writer(2, task_id)
     await stage(operator, old, 1)
     await hot.begin(new, VERSION, SCOPE)
-    assert await reader.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'staging'") == 0
+    assert await staging_tables(admin) == []

@@ -9,7 +9,7 @@ that a crash between the data and its event loses neither.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -21,11 +21,13 @@ from tracelake import sqlfiles
 from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.domain.table_layout import PLAIN, TableLayout
 from tracelake.secret import Secret
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/commit.sql")
 _STALE = "TL001"
 _UNFIT = "TL002"
+_LOST = "TL003"
 # Sent as text: the database compares revisions as numbers.
 Revisions = dict[str, int]
 
@@ -41,11 +43,14 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedOutput:
-    """An output's staged rows. ``unique_key`` is set for an output that appends."""
+    """An output's staged rows: staging tables, and how many rows each has. Without tables the range is emptied.
+    ``unique_key`` is set for an output that appends."""
 
     dataset_version: UUID
-    staging_table: str
-    appends: bool
+    tables: tuple[tuple[str, int], ...] = ()
+    layout: TableLayout = PLAIN
+    kept: bool = False
+    appends: bool = False
     unique_key: tuple[str, ...] = ()
 
 
@@ -70,10 +75,7 @@ class HotStore:
             )
             if not written:
                 raise _stale()
-            for statement in await connection.fetch(
-                _SQL.leftover_staging, writer.task_id.hex, str(writer.epoch)
-            ):
-                await connection.execute(statement[0])
+            await _sweep(connection)
 
     async def commit(
         self, writer: Writer, outputs: Sequence[StagedOutput], span: BlockRange, events: Sequence[EventIn]
@@ -115,9 +117,12 @@ class HotStore:
             _json(writer.inputs),
             span.start,
             span.end,
-            output.staging_table,
+            [name for name, _ in output.tables],
+            [rows for _, rows in output.tables],
+            output.kept,
             output.appends,
             list(output.unique_key),
+            _json(output.layout),
         )
         return inserted
 
@@ -131,14 +136,32 @@ class HotStore:
                     min_size=0,
                     max_size=4,
                     command_timeout=600,
+                    reset=_reset,
                     server_settings={"application_name": "tracelake-worker"},
                 )
             async with self._pool.acquire() as connection:
                 yield connection
         except asyncpg.PostgresError as error:
             raise _meaning(error) from error
-        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            # A connection that ends between two statements may show as either of the driver's own errors.
             raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from error
+
+
+async def _sweep(connection: Any) -> None:
+    """Tables that nobody can commit. An attempt may still run that doesn't know so, and even be stopped in the
+    middle of a load: nobody waits for that."""
+    for statement in await connection.fetch(_SQL.leftover_staging):
+        with suppress(asyncpg.LockNotAvailableError):
+            async with connection.transaction():
+                await connection.execute(_SQL.wait_little)
+                await connection.execute(statement[0])
+
+
+async def _reset(connection: Any) -> None:
+    """Nothing here changes a session, and a round trip more for every statement is felt at the tip of a chain."""
+    if connection.is_in_transaction():
+        await connection.reset()
 
 
 def _json(value: object) -> str:
@@ -155,6 +178,8 @@ def _meaning(error: asyncpg.PostgresError) -> Conflict | Invalid | Unavailable:
         return _stale()
     if code == _UNFIT:
         return Invalid("RowsUnfit", str(error))
+    if code == _LOST:
+        return Unavailable("StagedRowsLost", f"what was staged isn't there any more: {error}")
     if code[:2] in ("22", "23", "42"):
         return Invalid("RowsRefused", f"the data database refuses the rows: {error}")
     return Unavailable("DataUnavailable", f"the data database failed: {error}")

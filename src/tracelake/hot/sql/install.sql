@@ -15,7 +15,8 @@ SELECT format('ALTER ROLE %I LOGIN PASSWORD %L', $1::text, $2::text)
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
 -- name: grants
--- $1 loads staging tables and can do nothing else; $2 commits them, and may do with staging tables what $1 may.
+-- $1 loads staging tables and can do nothing else; $2 commits them, and may do with staging tables what $1 may. A
+-- worker that stands still in the middle of a commit keeps its successor's fence waiting: not for long.
 SELECT format(
     'GRANT CONNECT ON DATABASE %3$I TO %1$I, %2$I;
      GRANT USAGE, CREATE ON SCHEMA staging TO %1$I;
@@ -27,7 +28,26 @@ SELECT format(
      GRANT USAGE ON ALL SEQUENCES IN SCHEMA tracelake TO %2$I;
      ALTER ROLE %1$I IN DATABASE %3$I SET search_path = staging;
      ALTER ROLE %1$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''10min'';
-     ALTER ROLE %2$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''60s''',
+     ALTER ROLE %2$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''10s''',
+    $1::text, $2::text, current_database()
+)
+
+-- name: act_as
+-- What $1 will create can only be given to others by somebody who may act as $1, as a superuser may anyway.
+SELECT CASE WHEN pg_has_role(current_user, $1::text, 'USAGE') THEN 'SELECT'
+            ELSE format('GRANT %I TO CURRENT_USER', $1::text) END
+
+-- name: grant_reading
+-- $1 reads what is committed, tables that $2 will make included; it can't write, nor wait for ever.
+SELECT format(
+    'GRANT CONNECT ON DATABASE %3$I TO %1$I;
+     GRANT USAGE ON SCHEMA data TO %1$I;
+     GRANT SELECT ON ALL TABLES IN SCHEMA data TO %1$I;
+     ALTER DEFAULT PRIVILEGES FOR ROLE %2$I IN SCHEMA data GRANT SELECT ON TABLES TO %1$I;
+     ALTER ROLE %1$I IN DATABASE %3$I SET search_path = data;
+     ALTER ROLE %1$I IN DATABASE %3$I SET default_transaction_read_only = on;
+     ALTER ROLE %1$I IN DATABASE %3$I SET statement_timeout = ''5min'';
+     ALTER ROLE %1$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''5min''',
     $1::text, $2::text, current_database()
 )
 

@@ -1,0 +1,125 @@
+"""An attempt's ways into the data database: one role that loads staging tables, one that reads what is committed.
+
+Connections are opened when they are first needed and kept for the attempt, since opening one costs more than
+loading a block. All that an attempt reads of its inputs comes from one snapshot, which is held until it ends;
+executors read from the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracelake import sqlfiles
+from tracelake.domain.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    import psycopg
+
+SQL = sqlfiles.load("tracelake.operators", "sql/hot_tables.sql")
+_SNAPSHOT_GRACE = 60
+# A database that is gone without a word is noticed within a minute and a half, not after hours.
+_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was committed at one moment. ``name`` opens it for others while ``connection`` holds it."""
+
+    connection: psycopg.Connection
+    name: str
+
+
+class DataDatabase:
+    """``seconds`` is how long the attempt may take; None for a source. The snapshot isn't held much longer, so that
+    an operator that hangs doesn't keep the database from cleaning up."""
+
+    def __init__(
+        self, staging_dsn: str | None = None, reading_dsn: str | None = None, seconds: float | None = None
+    ) -> None:
+        self._staging_dsn = staging_dsn
+        self._reading_dsn = reading_dsn
+        self._seconds = seconds
+        self._staging: psycopg.Connection | None = None
+        self._live: psycopg.Connection | None = None
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def staging_dsn(self) -> str:
+        if self._staging_dsn is None:
+            raise Invalid(
+                "NoDataDatabase", "this worker has no data database: set TRACELAKE_STAGING_DSN for it"
+            )
+        return self._staging_dsn
+
+    @property
+    def reading_dsn(self) -> str:
+        if self._reading_dsn is None:
+            raise Invalid(
+                "NoDataDatabase", "this worker can't read hot tables: set TRACELAKE_READING_DSN for it"
+            )
+        return self._reading_dsn
+
+    def staging(self) -> psycopg.Connection:
+        if self._staging is None or self._staging.closed:
+            self._staging = connect(self.staging_dsn)
+        return self._staging
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether the connection that stages is open, and worth a last statement."""
+        return self._staging is not None and not self._staging.closed
+
+    def live(self) -> psycopg.Connection:
+        """For reading what is committed now, statement by statement."""
+        if self._live is None or self._live.closed:
+            self._live = connect(self.reading_dsn)
+        return self._live
+
+    def snapshot(self) -> Snapshot:
+        """Taken when it is first asked for. One that was lost isn't replaced: what was read from it and what would
+        be read now don't belong together."""
+        if self._snapshot is None:
+            self._snapshot = self._take_snapshot()
+        if self._snapshot.connection.closed:
+            raise Unavailable("SnapshotLost", "the connection that held the snapshot of the inputs is gone")
+        return self._snapshot
+
+    def close(self) -> None:
+        held = self._snapshot.connection if self._snapshot is not None else None
+        for connection in (self._staging, self._live, held):
+            if connection is not None:
+                connection.close()
+
+    def _take_snapshot(self) -> Snapshot:
+        connection = connect(self.reading_dsn)
+        import psycopg
+
+        limit = 0 if self._seconds is None else int(self._seconds + _SNAPSHOT_GRACE) * 1000
+        try:
+            connection.execute(SQL.hold_snapshot, [str(limit)])
+            connection.execute(SQL.begin_reading)
+            row = connection.execute(SQL.take_snapshot).fetchone()
+        except psycopg.Error as error:
+            connection.close()
+            raise Unavailable("DataUnavailable", f"the data database failed: {error}") from error
+        assert row is not None
+        return Snapshot(connection, row[0])
+
+
+def connect(dsn: str) -> psycopg.Connection:
+    """Each statement on its own. Operators bound their statements themselves, by the attempt's time."""
+    import psycopg
+
+    try:
+        connection = psycopg.connect(
+            psycopg.conninfo.make_conninfo(dsn, **_KEEPALIVE), autocommit=True, connect_timeout=10
+        )
+        try:
+            connection.execute(SQL.unhurried)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except psycopg.Error as error:
+        raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from None

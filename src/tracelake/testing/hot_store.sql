@@ -1,0 +1,12 @@
+-- name: create_staging
+-- The statement that makes a staging table of two columns.
+SELECT format('CREATE UNLOGGED TABLE staging.%I (block_number bigint, value text)', $1::text)
+
+-- name: read_table
+-- The statement that reads a dataset version's table; null while there is none.
+SELECT format('SELECT block_number, value FROM %s ORDER BY 1, 2', found)
+FROM to_regclass('data.' || tracelake.table_of($1)) AS found WHERE found IS NOT NULL
+
+-- name: staging_tables
+-- Everybody's.
+SELECT tablename FROM pg_tables WHERE schemaname = 'staging' ORDER BY 1
