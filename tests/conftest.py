@@ -13,7 +13,15 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-pytest_plugins = ["tracelake.testing.postgres", "tracelake.testing.state", "tracelake.testing.spark"]
+pytest_plugins = [
+    "tracelake.testing.postgres",
+    "tracelake.testing.state",
+    "tracelake.testing.data_database",
+    "tracelake.testing.hot_scene",
+    "tracelake.testing.hot_store",
+    "tracelake.testing.spark",
+    "tracelake.testing.anvil",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ import httpx
 import msgspec
 
 from tracelake.contracts.bundles import BundleDetail, BundlePage
+from tracelake.contracts.coverage import BackfillState, GapPage
 from tracelake.contracts.dispatcher_api import TriggerResponse
 from tracelake.contracts.user_api import (
     DagPage,
@@ -150,8 +151,10 @@ class Client:
     def retry(self, task_id: UUID) -> TaskChanged:
         return self._post(f"/v1/tasks/{task_id}/retry", TaskChanged)
 
-    def datasets(self, *, limit: int = 100, after: str | None = None) -> DatasetPage:
-        return self._get("/v1/datasets", DatasetPage, limit=limit, after=after)
+    def datasets(
+        self, *, dag: str | None = None, job: str | None = None, limit: int = 100, after: str | None = None
+    ) -> DatasetPage:
+        return self._get("/v1/datasets", DatasetPage, dag=dag, job=job, limit=limit, after=after)
 
     def dataset(self, name: str) -> DatasetSummary:
         return self._get(f"/v1/datasets/{quote(name, '')}", DatasetSummary)
@@ -160,6 +163,33 @@ class Client:
         return self._get(
             f"/v1/datasets/{quote(name, '')}/partitions", PartitionPage, limit=limit, after=after
         )
+
+    def gaps(
+        self,
+        name: str,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> GapPage:
+        query = {"from": start, "to": end, "limit": limit, "after": after}
+        return self._get(f"/v1/datasets/{quote(name, '')}/gaps", GapPage, **query)
+
+    def backfill(
+        self,
+        dag: str,
+        job: str,
+        *,
+        start: int,
+        end: int,
+        chunk: int | None = None,
+        order: str = "oldest",
+        limit: int = 1000,
+    ) -> BackfillState:
+        """How far a job is with a range of blocks, and the events that would ask for the rest."""
+        query = {"from": start, "to": end, "chunk": chunk, "order": order, "limit": limit}
+        return self._get(f"/v1/jobs/{quote(dag, '')}/{quote(job, '')}/backfill", BackfillState, **query)
 
     def trigger(
         self,

@@ -52,7 +52,8 @@ def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def data_dsn(cluster: Cluster) -> str:
     name = f"data_{uuid4().hex[:8]}"
     cluster.ensure_database(name)
-    asyncio.run(install(cluster.dsn(name), staging_password=PASSWORD, writer_password=PASSWORD))
+    passwords = dict.fromkeys(("staging_password", "writer_password", "reader_password"), PASSWORD)
+    asyncio.run(install(cluster.dsn(name), **passwords))
     return cluster.dsn(name)
 
 

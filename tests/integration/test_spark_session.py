@@ -23,6 +23,7 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.testing.spark import SharedSpark, unsupervised
 from tracelake.worker.spark import ids as spark_ids
 from tracelake.worker.spark import session as spark_session
+from tracelake.worker.spark import shared_python
 from tracelake.worker.spark.client import SparkConnection
 from tracelake.worker.spark.session import SparkAttempt
 
@@ -77,7 +78,6 @@ def test_attempts_share_neither_views_nor_conf(connection: SparkConnection, task
 
 
 def test_a_session_that_has_ended_takes_no_more_work(connection: SparkConnection, task_id: str) -> None:
-    spark_session.begin(connection, task_id, 1, 1).end()
     stale = spark_session.begin(connection, task_id, 1, 1)
     spark_session.begin(connection, task_id, 1, 1).session.sql("select 1").collect()
     stale.end()
@@ -134,6 +134,37 @@ def test_python_workers_run_this_interpreter_and_find_this_package(work: SparkAt
     import tracelake
 
     assert (found.python, found.package) == (sys.executable, tracelake.__file__)
+
+
+def python_daemon_of(work: SparkAttempt) -> int:
+    def who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"parent": [os.getppid()]})
+
+    return int(work.session.range(1).mapInArrow(who, "parent long").collect()[0].parent)
+
+
+def test_attempts_share_python_workers(connection: SparkConnection, task_id: str) -> None:
+    parents = set()
+    for number in (1, 2):
+        work = spark_session.begin(connection, task_id, number, number)
+        parents.add(python_daemon_of(work))
+        work.end()
+    assert len(parents) == 1, "each of them has started a Python of its own"
+
+
+def test_attempts_share_python_workers_across_parent_sessions(
+    connection: SparkConnection, task_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = spark_session.begin(connection, task_id, 1, 1)
+    shared = python_daemon_of(first)
+    first.end()
+    monkeypatch.setattr(shared_python, "_AGE", 7)
+    second = spark_session.begin(connection, task_id, 2, 2)
+    assert python_daemon_of(second) == shared, "another parent, and its copies share with those of the first"
+    second.end()
 
 
 def test_progress_tells_stages_tasks_rows_and_bytes(

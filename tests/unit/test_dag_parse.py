@@ -92,8 +92,8 @@ def test_the_contracts_sample_parses() -> None:
     ]
     assert follower.execution_strategy is None
     assert [(out.name, out.storage) for out in ranges.outputs] == [("ranges", Storage.NONE)]
-    assert [edge.source for edge in compact.inputs] == [JobOutput("ranges", 0), JobOutput("follower", 0)]
-    assert [edge.trigger for edge in compact.inputs] == [True, False]
+    assert [edge.source for edge in compact.inputs][:2] == [JobOutput("ranges", 0), JobOutput("follower", 0)]
+    assert [edge.trigger for edge in compact.inputs] == [True, False, False, False]
     assert compact.settings == JobSettings(max_concurrency=4, max_queue_depth=1000, max_queue_age_seconds=600)
     assert dag.publish == (
         PublishedOutput("blocks", "compact", 0),
@@ -112,6 +112,18 @@ def test_compacted_outputs_are_named_after_what_is_compacted() -> None:
         ("transactions", Storage.PARQUET),
         ("logs", Storage.PARQUET),
     ]
+
+
+def test_one_hot_input_stands_for_the_producers_further_outputs() -> None:
+    compact = parse_dag(SAMPLE, INSTALLATION).jobs[2]
+    assert [edge.source for edge in compact.inputs[1:]] == [JobOutput("follower", n) for n in range(3)]
+    spelt_out = SAMPLE.replace(
+        "      - { from: { job: follower, output: 0 }, trigger: false }\n",
+        "".join(f"      - {{ from: {{ job: follower, output: {n} }}, trigger: false }}\n" for n in range(3)),
+    )
+    assert parse_dag(spelt_out, INSTALLATION) == parse_dag(SAMPLE, INSTALLATION)
+    single = parse_dag(SAMPLE.replace("outputs: 3\n    execution", "outputs: 1\n    execution"), INSTALLATION)
+    assert [edge.source for edge in single.jobs[2].inputs[1:]] == [JobOutput("follower", 0)]
 
 
 def test_a_spec_survives_json() -> None:

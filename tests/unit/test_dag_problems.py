@@ -208,7 +208,13 @@ UDF = (*REACTIVE[:2], REACTIVE[3], "udf: {bundle: b, entrypoint: e}")
         ((*UDF, "runtime: ecs_spark"), 16, "jobs[2].runtime", "trusted operators only"),
         ((*UDF, "runtime: dispatcher"), 16, "jobs[2].runtime", "trusted operators only"),
         (
-            (*UDF, "operator: evm_ingest", "execution_strategy: PerPartition", "outputs: 0"),
+            (
+                *UDF,
+                "operator: evm_ingest",
+                "config: {rpc_pool: main}",
+                "execution_strategy: PerPartition",
+                "outputs: 0",
+            ),
             16,
             "jobs[2].operator",
             "built in",
@@ -286,12 +292,12 @@ def test_config_of_platform_operators_is_checked(
             "has 1 outputs (chunks)",
         ),
         (
-            ("operator: decode_events", "config: {}", "outputs: [{storage: none}]"),
+            ("operator: decode_events", "config: {events: erc20_transfers}", "outputs: [{storage: none}]"),
             "outputs[0].storage",
             "only",
         ),
         (
-            ("operator: evm_ingest", "config: {}", "execution_strategy: PerUpdate"),
+            ("operator: evm_ingest", "config: {rpc_pool: main}", "execution_strategy: PerUpdate"),
             "execution_strategy",
             "PerPartition",
         ),
@@ -309,6 +315,7 @@ jobs:
     runtime: ecs_spark
     operator: block_follower
     source: {kind: always_on}
+    config: {chain_id: 1, rpc_pool: main}
   - name: each
     activation: reactive
     runtime: ecs_spark
@@ -318,11 +325,40 @@ jobs:
 """
 
 
+@pytest.mark.parametrize(
+    ("setting", "field", "message"),
+    [
+        ("finality: soon", "finality", "must be finalized or a number of blocks"),
+        ("start_block: first", "start_block", "must be a block number or latest"),
+        ("confirmations: 5", "confirmations", "block_follower has no such setting"),
+    ],
+)
+def test_settings_that_a_follower_would_refuse_are_refused_by_the_deploy(
+    setting: str, field: str, message: str
+) -> None:
+    text = HOT.replace("rpc_pool: main}", f"rpc_pool: main, {setting}}}").replace("PerPartition", "PerUpdate")
+    only(text, 8, f"jobs[0].config.{field}", message)
+
+
+def test_a_follower_has_the_tables_of_a_chain_by_their_names() -> None:
+    text = HOT.replace("PerPartition", "PerUpdate")
+    assert parse_dag(
+        text.replace("operator: block_follower", "operator: block_follower\n    outputs: 4"), INSTALLATION
+    )
+    named = text.replace("operator: block_follower", "operator: block_follower\n    outputs: [{name: rows}]")
+    only(
+        named,
+        7,
+        "jobs[0].outputs[0].name",
+        "block_follower has no output 'rows'; it has blocks, transactions",
+    )
+
+
 def test_per_partition_on_cursors_alone_is_refused() -> None:
-    only(HOT, 12, "jobs[1].execution_strategy", "no partition to run per")
+    only(HOT, 13, "jobs[1].execution_strategy", "no partition to run per")
     by_name = HOT.replace("{job: follower, output: 0}", "{dataset: hot_blocks}")
     published = by_name + "publish: {hot_blocks: {from: {job: follower, output: 0}}}\n"
-    only(published, 12, "jobs[1].execution_strategy", "no partition to run per")
+    only(published, 13, "jobs[1].execution_strategy", "no partition to run per")
 
 
 CYCLE = """\

@@ -29,6 +29,7 @@ def test_nobody_waits_for_the_report_of_a_superseded_attempt(finished: Finished 
     [
         (Stop.CANCELED, "Canceled", None),
         (Stop.RELEASED, "Released", None),
+        (Stop.OUTDATED, "Released", None),
         (Stop.TIMED_OUT, "Failed", "timed out: it ran longer than its timeout_seconds, 7 s"),
         (Stop.ENGINE_LOST, "Failed", "the Spark server that it ran on has ended"),
     ],

@@ -1,13 +1,17 @@
-"""``tracelake datasets`` and ``datasets show``."""
+"""``tracelake datasets``, ``datasets show`` and ``datasets gaps``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelake.cli.show import print_fields, print_heading, print_json, print_table
+from tracelake.cli.dataset_names import HELP, resolve
+from tracelake.cli.show import counted, print_fields, print_heading, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+
+if TYPE_CHECKING:
+    from tracelake.contracts.user_api import DatasetSummary
 
 datasets_app = typer.Typer(invoke_without_command=True)
 
@@ -63,7 +67,7 @@ def datasets(
 
 @datasets_app.command("show")
 def show_dataset(
-    name: Annotated[str, typer.Argument(help="Published name, or uuid.")],
+    name: Annotated[str, typer.Argument(help=HELP)],
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many partitions.")] = 20,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -77,8 +81,11 @@ def show_dataset(
         tracelake datasets show blocks
 
         tracelake datasets show blocks --limit 1000 --json
+
+        tracelake datasets show chain/ingest/logs
     """
     with connect(url, token, home) as client:
+        name = resolve(client, name)
         detail = client.dataset(name)
         page = client.partitions(name, limit=limit)
     if as_json:
@@ -93,6 +100,7 @@ def show_dataset(
             ("producer", f"{detail.dag_name}/{detail.job}" if detail.job else detail.dag_name),
             ("output", f"{detail.output_index} ({detail.output_name})"),
             ("storage", detail.storage),
+            ("table", hot_table(detail)),
             ("write mode", detail.write_mode),
             ("cursor", detail.cursor),
             ("finalized", detail.finalized),
@@ -117,3 +125,57 @@ def show_dataset(
             ],
             indent=2,
         )
+
+
+@datasets_app.command("gaps")
+def show_gaps(
+    name: Annotated[str, typer.Argument(help=HELP)],
+    start: Annotated[
+        int | None,
+        typer.Option("--from", min=0, help="Look from this block on.  [default: the first committed]"),
+    ] = None,
+    end: Annotated[
+        int | None,
+        typer.Option("--to", min=0, help="Up to this block, inclusive.  [default: the last committed]"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Go on after a page's `next`.")] = None,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the block ranges that are missing between what is committed.
+
+    Of a dataset with a cursor everything up to it is there, so a gap can only lie outside. With --from and --to
+    also what was never begun is shown.
+
+    Examples:
+
+        tracelake datasets gaps blocks
+
+        tracelake datasets gaps chain/ingest/logs --from 0 --to 999999
+
+        tracelake datasets gaps blocks --json
+    """
+    with connect(url, token, home) as client:
+        page = client.gaps(resolve(client, name), start=start, end=end, limit=limit, after=after)
+    if as_json:
+        print_json(page)
+        return
+    if page.start is None or page.end is None:
+        typer.echo("nothing is committed yet")
+        return
+    if not page.gaps:
+        typer.echo(f"no gaps in {page.start}-{page.end}")
+        return
+    print_table(("FROM", "TO", "BLOCKS"), [(each.start, each.end, each.blocks) for each in page.gaps])
+    if page.next is not None:
+        typer.echo(f"more: --after {page.next}", err=True)
+    else:
+        typer.echo(f"{counted(len(page.gaps), 'gap')} in {page.start}-{page.end}", err=True)
+
+
+def hot_table(dataset: DatasetSummary) -> str | None:
+    """Where to look with ``data_read_dsn``; there from the first commit on."""
+    return f"data.d_{dataset.dataset_version.hex}" if dataset.storage == "postgres" else None

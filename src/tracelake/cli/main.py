@@ -13,16 +13,19 @@ import typer
 
 from tracelake import __version__
 from tracelake.cli import failures
+from tracelake.cli.backfill_command import backfill
 from tracelake.cli.bundle_commands import bundle_app
 from tracelake.cli.dag_commands import deploy, plan, schema
 from tracelake.cli.dataset_commands import datasets_app
 from tracelake.cli.dev_command import dev
+from tracelake.cli.devchain_command import devchain
 from tracelake.cli.dispatcher_command import dispatcher
 from tracelake.cli.doctor_command import doctor
 from tracelake.cli.job_commands import pause, resume, trigger
 from tracelake.cli.keys_commands import keys_app
 from tracelake.cli.logs_command import logs
 from tracelake.cli.outbox_commands import outbox_app
+from tracelake.cli.rpc_commands import rpc_app
 from tracelake.cli.status_command import status
 from tracelake.cli.task_commands import cancel, retry, task_app, tasks
 from tracelake.cli.worker_command import worker
@@ -36,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for title, commands in (
-    ("Run", (dev, dispatcher, worker, doctor, logs)),
-    ("Work with DAGs", (deploy, plan, trigger, pause, resume, schema)),
+    ("Run", (dev, dispatcher, worker, doctor, logs, devchain)),
+    ("Work with DAGs", (deploy, plan, trigger, backfill, pause, resume, schema)),
     ("Look and act", (status, tasks, cancel, retry)),
 ):
     for command in commands:
@@ -45,6 +48,7 @@ for title, commands in (
 for name, group in (("task", task_app), ("datasets", datasets_app), ("outbox", outbox_app)):
     app.add_typer(group, name=name, rich_help_panel="Look and act")
 app.add_typer(keys_app, name="keys", rich_help_panel="Run")
+app.add_typer(rpc_app, name="rpc", rich_help_panel="Run")
 app.add_typer(bundle_app, name="bundle", rich_help_panel="Work with DAGs")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracelake.cli.rpc_commands import POOLS_FILE, POOLS_VARIABLE
 from tracelake.cli.stack import DEFAULT_HOME, NOT_RUNNING, start_command
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.secret import Secret
@@ -26,8 +27,9 @@ Ctrl-C) finishes what it runs or hands it back; told a second time, it hands eve
 
 How to reach the stack is read from the home of one that runs on this machine, or from the environment:
 `TRACELAKE_INTERNAL_URL`, `TRACELAKE_WORKER_TOKEN` and `TRACELAKE_QUEUE_DSN` (all three come before the home), and
-`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_OBJECT_ROOT`. Secrets that jobs name are read from
-`TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`.
+`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_READING_DSN`, `TRACELAKE_OBJECT_ROOT`. Secrets that jobs
+name are read from `TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`. RPC
+pools are read from the file in `TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
 
 Examples:
 
@@ -42,7 +44,13 @@ IN_PROCESS = "dispatcher"
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _UNITS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _FACTS = ("TRACELAKE_INTERNAL_URL", "TRACELAKE_WORKER_TOKEN", "TRACELAKE_QUEUE_DSN")
-_MAY_BE = ("TRACELAKE_DATA_DSN", "TRACELAKE_STAGING_DSN", "TRACELAKE_OBJECT_ROOT", "TRACELAKE_SECRETS_FILE")
+_MAY_BE = (
+    "TRACELAKE_DATA_DSN",
+    "TRACELAKE_STAGING_DSN",
+    "TRACELAKE_READING_DSN",
+    "TRACELAKE_OBJECT_ROOT",
+    "TRACELAKE_SECRETS_FILE",
+)
 
 
 def worker(
@@ -86,6 +94,7 @@ def worker(
     idle = None if idle_timeout is None else _seconds(idle_timeout)
     home = home.absolute()
     facts = _facts(home, os.environ)
+    rpc_pools = os.environ.pop(POOLS_VARIABLE, "")
     name = worker_id or new_worker_id(runtime)
     settings = WorkerSettings(
         runtime=runtime,
@@ -95,6 +104,7 @@ def worker(
         queue=queue or runtime,
         data_dsn=facts.data_dsn,
         staging_dsn=facts.staging_dsn,
+        reading_dsn=facts.reading_dsn,
         object_root=facts.object_root,
         log_folder=home / "logs" / "tasks",
         work_folder=home / "work" / _file_name(runtime) / _file_name(name),
@@ -105,6 +115,8 @@ def worker(
         operators=tuple(dict.fromkeys((*facts.operators, *map(operators_at, operators or ())))),
         worker_id=name,
         secrets_file=facts.secrets_file,
+        rpc_pools=Path(rpc_pools).absolute() if rpc_pools else home / POOLS_FILE,
+        rpc_pools_required=bool(rpc_pools),
     )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _serve(settings, ready_file)
@@ -120,6 +132,7 @@ class _Facts:
     queue_dsn: Secret
     data_dsn: Secret | None
     staging_dsn: Secret | None
+    reading_dsn: Secret | None
     object_root: Path
     secrets_file: Path | None
     operators: tuple[str, ...] = ()
@@ -131,13 +144,14 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
     secrets_file = Path(given["TRACELAKE_SECRETS_FILE"]) if given["TRACELAKE_SECRETS_FILE"] else None
     if all(given[name] for name in _FACTS):
         url, token, queue_dsn = (given[name] for name in _FACTS)
-        data_dsn, staging_dsn, root, _ = (given[name] for name in _MAY_BE)
+        data_dsn, staging_dsn, reading_dsn, root, _ = (given[name] for name in _MAY_BE)
         return _Facts(
             internal_url=url,
             worker_token=Secret(token),
             queue_dsn=Secret(queue_dsn),
             data_dsn=Secret(data_dsn) if data_dsn else None,
             staging_dsn=Secret(staging_dsn) if staging_dsn else None,
+            reading_dsn=Secret(reading_dsn) if reading_dsn else None,
             object_root=Path(root).absolute() if root else home / "objects",
             secrets_file=secrets_file,
         )
@@ -161,6 +175,7 @@ def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
         queue_dsn=Secret(handle.queue_dsn),
         data_dsn=Secret(handle.data_write_dsn),
         staging_dsn=Secret(handle.staging_dsn),
+        reading_dsn=Secret(handle.data_read_dsn),
         object_root=Path(handle.object_root),
         secrets_file=secrets_file,
         operators=handle.operators,

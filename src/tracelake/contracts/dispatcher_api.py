@@ -90,8 +90,18 @@ class PayloadInvalidation(Struct, frozen=True):
     reason: str | None = None
 
 
+class PayloadHot(Struct, frozen=True):
+    """The rows of a compacted input that are still, or only, in Postgres: the version that its files are made of.
+    A reader takes those of blocks that no committed file holds, and looks at them before it asks for the files."""
+
+    dataset_version: UUID
+    revision: int
+
+
 class PayloadInput(Struct, frozen=True):
     """An input as the attempt must read it, frozen at the claim.
+
+    ``hot`` goes with a compacted dataset that doesn't trigger, and is read whatever the compaction is doing.
 
     ``as_of`` goes with a range that comes from partitions: the last one that anybody had committed by then. It is
     the Dispatcher's own, to know at the end what came into the range meanwhile."""
@@ -113,9 +123,21 @@ class PayloadInput(Struct, frozen=True):
     where: str | None = None
     where_tree: Any = None
     invalidation: PayloadInvalidation | None = None
+    hot: PayloadHot | None = None
+
+
+class PayloadWritten(Struct, frozen=True):
+    """How far an always-on source had come with an output at the claim, as the platform knows it. ``taken_back`` is
+    what others than its own task have invalidated and it hasn't written again since."""
+
+    cursor: int | None = None
+    finalized: int | None = None
+    taken_back: list[InvalidateRange] = []
 
 
 class PayloadOutput(Struct, frozen=True):
+    """``written`` is there for a source, which has no inputs that would say where it stands."""
+
     output_index: int
     name: str
     dataset_uuid: UUID
@@ -124,6 +146,7 @@ class PayloadOutput(Struct, frozen=True):
     revision: int
     dataset: str | None = None
     staging: str | None = None
+    written: PayloadWritten | None = None
 
 
 class TaskPayload(Struct, frozen=True):

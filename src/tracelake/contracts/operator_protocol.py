@@ -29,6 +29,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn, TaskPayload
+from tracelake.contracts.rpc_pool import PoolConfig
+from tracelake.domain.table_layout import PLAIN, TableLayout
 
 VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
@@ -49,14 +51,19 @@ class SparkTarget(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True, tag="run"):
-    """``staging_dsn`` opens the data database for loading staging tables, and for nothing else."""
+    """``rpc_pool`` is the one that the job's config names, if the worker has it; ``rpc_pools`` are the names of
+    all that it has. ``staging_dsn`` opens the data database for loading staging tables, and for nothing else;
+    ``reading_dsn`` for reading what was committed."""
 
     version: Version
     task: TaskPayload
     environment: dict[str, str]
     spark: SparkTarget | None = None
     staging_dsn: str | None = None
+    reading_dsn: str | None = None
     state: Any = None
+    rpc_pool: PoolConfig | None = None
+    rpc_pools: list[str] = []
 
     def __repr__(self) -> str:
         return f"Run({self.task.task_id}, attempt {self.task.attempt}, …)"
@@ -137,16 +144,36 @@ class ListFiles(Struct, frozen=True, tag="list_files"):
     input_index: int
 
 
+class StagedTable(Struct, frozen=True):
+    """A staging table of this attempt and how many rows were loaded into it. A commit that finds another number
+    is refused: a database that crashed has emptied it, or somebody goes on loading."""
+
+    name: str
+    rows: int
+
+
+class StagedRows(Struct, frozen=True, kw_only=True):
+    """What is to become an output's rows: exactly these tables. They are dropped by the commit, or only emptied
+    when they are ``kept`` for the next one."""
+
+    output_index: int
+    tables: list[StagedTable]
+    layout: TableLayout = PLAIN
+    kept: bool = False
+
+
 class CommitRows(Struct, frozen=True, kw_only=True, tag="commit_rows"):
     """Make staged rows of Postgres outputs visible, and say what follows from it, in one transaction.
 
-    ``outputs`` are committed over ``start``–``end``; ``events`` are sent after it and before the answer.
+    ``outputs`` are committed over ``start``–``end``, those without ``staged`` rows as empty; ``events`` are sent
+    after it and before the answer.
     """
 
     outputs: list[int]
     start: int
     end: int
     events: list[EventIn] = []
+    staged: list[StagedRows] = []
 
 
 Action = EmitEvents | PublishRecords | SaveState | ListFiles | CommitRows

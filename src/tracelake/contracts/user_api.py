@@ -236,6 +236,8 @@ class TaskChanged(Struct, frozen=True):
 
 
 class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    dag: Name | UnsetType = UNSET
+    job: Name | UnsetType = UNSET
     limit: Limit = 100
     after: UUID | UnsetType = UNSET
 

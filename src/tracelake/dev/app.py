@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import getpid
+from pathlib import Path
 from urllib.parse import quote
 
 from tracelake.dev.child_process import ChildProcess, ChildSpec
@@ -16,7 +17,7 @@ from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, QUEUE_ROLE, STATE_
 from tracelake.dev.postgres_part import PostgresPart
 from tracelake.dev.supervisor import Supervisor
 from tracelake.dev.worker_part import worker_spec
-from tracelake.hot.install import STAGING_ROLE, WRITER_ROLE, install
+from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE, install
 from tracelake.secret import Secret
 
 
@@ -27,6 +28,7 @@ class DevOptions:
     runtimes: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    rpc_pools: Path | None = None
 
 
 def run_dev(
@@ -90,6 +92,7 @@ class _Stack:
             self._data.dsn(DATA_DATABASE),
             staging_password=Secret(passwords.staging_password),
             writer_password=Secret(passwords.writer_password),
+            reader_password=Secret(self._home.reading_secrets().reader_password),
         )
         asyncio.run(work)
 
@@ -106,12 +109,15 @@ class _Stack:
 
     def _worker_environment(self) -> dict[str, str]:
         handle = self.handle()
+        pools = self._options.rpc_pools
         return {
+            **({} if pools is None else {"TRACELAKE_RPC_POOLS": str(pools)}),
             "TRACELAKE_INTERNAL_URL": handle.internal_url,
             "TRACELAKE_WORKER_TOKEN": handle.worker_token,
             "TRACELAKE_QUEUE_DSN": handle.queue_dsn,
             "TRACELAKE_DATA_DSN": handle.data_write_dsn,
             "TRACELAKE_STAGING_DSN": handle.staging_dsn,
+            "TRACELAKE_READING_DSN": handle.data_read_dsn,
             "TRACELAKE_OBJECT_ROOT": handle.object_root,
         }
 
@@ -123,6 +129,7 @@ class _Stack:
     def handle(self) -> DevHandle:
         dispatcher = self._dispatcher.handle
         data = self._home.data_secrets()
+        reading = self._home.reading_secrets()
         return DevHandle(
             user_url=dispatcher.user_url,
             internal_url=dispatcher.internal_url,
@@ -134,8 +141,10 @@ class _Stack:
             queue_dsn=_dsn(QUEUE_ROLE, self._home.secrets().queue_password, self._state.port, QUEUE_DATABASE),
             data_write_dsn=_dsn(WRITER_ROLE, data.writer_password, self._data.port, DATA_DATABASE),
             staging_dsn=_dsn(STAGING_ROLE, data.staging_password, self._data.port, DATA_DATABASE),
+            data_read_dsn=_dsn(READER_ROLE, reading.reader_password, self._data.port, DATA_DATABASE),
             object_root=str(self._home.objects),
             operators=self._options.operators,
+            rpc_pools=None if self._options.rpc_pools is None else str(self._options.rpc_pools),
             pids={"supervisor": getpid(), **self._supervisor.pids()},
         )
 

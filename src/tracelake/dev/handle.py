@@ -32,9 +32,11 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn``, ``data_write_dsn`` and
-    ``staging_dsn`` are the workers': each with a role that can do that and nothing else. ``operators`` are what its
-    own workers load, so that one started by hand can do the same tasks."""
+    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn``, ``data_write_dsn``,
+    ``staging_dsn`` and ``data_read_dsn`` are the workers': each with a role that can do that and nothing else; the
+    last one is also for people who want to look at hot tables. ``operators`` are what its
+    own workers load, so that one started by hand can do the same tasks; ``rpc_pools`` is the file with the RPC
+    pools if it isn't the home's."""
 
     user_url: str
     internal_url: str
@@ -46,8 +48,10 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     queue_dsn: str
     data_write_dsn: str
     staging_dsn: str
+    data_read_dsn: str
     object_root: str
     operators: tuple[str, ...] = ()
+    rpc_pools: str | None = None
     pids: dict[str, int]
 
     def __repr__(self) -> str:

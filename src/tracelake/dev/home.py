@@ -4,7 +4,8 @@ home/
   postgres/state, postgres/data   embedded clusters
   keys/                           signing keys of task tokens
   secrets.json                    the first user's token and the queue's password, 0600
-  data_secrets.json               the passwords of the data database's roles, 0600
+  data_secrets.json               the passwords of the data database's roles that write, 0600
+  reading_secrets.json            the password of the one that reads, 0600
   worker_tokens                   one token per line, read again when it changes
   objects/                        Parquet and artifacts
   logs/                           one file per process; tasks/ has one per attempt
@@ -53,7 +54,16 @@ class DataSecrets(msgspec.Struct, frozen=True):
         return "DataSecrets(…)"
 
 
-Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets)
+class ReadingSecrets(msgspec.Struct, frozen=True):
+    """A file of its own: homes that are older than the role get one too."""
+
+    reader_password: str
+
+    def __repr__(self) -> str:
+        return "ReadingSecrets(…)"
+
+
+Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets, ReadingSecrets)
 
 
 class Home:
@@ -123,6 +133,9 @@ class Home:
     def data_secrets(self) -> DataSecrets:
         made = secrets.token_urlsafe
         return self._kept("data_secrets.json", lambda: DataSecrets(made(24), made(24)))
+
+    def reading_secrets(self) -> ReadingSecrets:
+        return self._kept("reading_secrets.json", lambda: ReadingSecrets(secrets.token_urlsafe(24)))
 
     def _kept(self, name: str, make: Callable[[], Secrets]) -> Secrets:
         path = self.folder / name

@@ -37,12 +37,11 @@ class BlockRange:
     def covers(self, other: BlockRange) -> bool:
         return self.start <= other.start and other.end <= self.end
 
-    def split_on_grid(self, size: int) -> Iterator[BlockRange]:
-        """Cut at multiples of ``size``, so that the same block lands in the same chunk whatever was asked."""
+    def split_on_grid(self, size: int, *, last_first: bool = False) -> Iterator[BlockRange]:
+        """Cut at multiples of ``size``, so that the same block lands in the same chunk whatever was asked. One by
+        one, however many there are."""
         if size < 1:
             raise ValueError(f"not a chunk size: {size}")
-        start = self.start
-        while start <= self.end:
-            end = min(self.end, start - start % size + size - 1)
-            yield BlockRange(start, end)
-            start = end + 1
+        first, last = self.start // size, self.end // size
+        for cell in range(last, first - 1, -1) if last_first else range(first, last + 1):
+            yield BlockRange(max(self.start, cell * size), min(self.end, (cell + 1) * size - 1))

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tracelake.domain import compact_config, follower_config, ingest_config, integrity_config
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.domain.event_abi import decode_config
 
 NOOP = "noop"
 UDF = "udf"
@@ -28,9 +30,14 @@ class OperatorTraits(msgspec.Struct, frozen=True):
     in_process: bool = False
     config: frozenset[str] | None = None
     outputs_named_after_inputs: bool = False
+    outputs_by_name: bool = False
+    """What an output holds follows from its name, which is one of ``outputs``."""
+    usual_outputs: int | None = None
+    """How many of ``outputs`` a job has that doesn't say; None is all of them."""
+    takes_back_inputs: bool = False
+    """May say of what it reads that it is wrong. Everybody else may speak of their own outputs only."""
 
 
-_CHAIN_TABLES = ("blocks", "transactions", "logs")
 _COLD = frozenset({Storage.PARQUET})
 _HOT = frozenset({Storage.POSTGRES})
 _EVENT_ONLY = frozenset({Storage.NONE})
@@ -38,10 +45,30 @@ _PER_PARTITION = ExecutionStrategy.PER_PARTITION
 
 CATALOG: Mapping[str, OperatorTraits] = {
     NOOP: OperatorTraits(None, Storage.NONE, _ANY_STORAGE, in_process=True),
-    "block_follower": OperatorTraits(_CHAIN_TABLES, Storage.POSTGRES, _HOT),
-    "evm_ingest": OperatorTraits(_CHAIN_TABLES, Storage.PARQUET, _COLD, _PER_PARTITION),
+    "block_follower": OperatorTraits(
+        follower_config.OUTPUTS,
+        Storage.POSTGRES,
+        _HOT,
+        config=follower_config.KEYS,
+        outputs_by_name=True,
+        usual_outputs=follower_config.USUAL_OUTPUTS,
+    ),
+    "evm_ingest": OperatorTraits(
+        ingest_config.OUTPUTS,
+        Storage.PARQUET,
+        _COLD,
+        _PER_PARTITION,
+        config=ingest_config.KEYS,
+        outputs_by_name=True,
+        usual_outputs=ingest_config.USUAL_OUTPUTS,
+    ),
     "parquet_compact": OperatorTraits(
-        None, Storage.PARQUET, _COLD, _PER_PARTITION, outputs_named_after_inputs=True
+        None,
+        Storage.PARQUET,
+        _COLD,
+        _PER_PARTITION,
+        config=compact_config.KEYS,
+        outputs_named_after_inputs=True,
     ),
     "range_splitter": OperatorTraits(
         ("chunks",), Storage.NONE, _EVENT_ONLY, in_process=True, config=frozenset({"chunk_size"})
@@ -54,8 +81,14 @@ CATALOG: Mapping[str, OperatorTraits] = {
         config=frozenset({"range_size", "finality", "start_block"}),
     ),
     "sql_transform": OperatorTraits(("result",), Storage.PARQUET, _COLD | _HOT),
-    "decode_events": OperatorTraits(("events",), Storage.PARQUET, _COLD | _HOT),
-    "integrity_check": OperatorTraits(("findings",), Storage.NONE, _EVENT_ONLY),
+    "decode_events": OperatorTraits(("events",), Storage.PARQUET, _COLD | _HOT, config=decode_config.KEYS),
+    "integrity_check": OperatorTraits(
+        ("findings",),
+        Storage.NONE,
+        _EVENT_ONLY,
+        config=integrity_config.KEYS,
+        takes_back_inputs=True,
+    ),
 }
 
 IN_PROCESS_OPERATORS = tuple(sorted(name for name, traits in CATALOG.items() if traits.in_process))
@@ -66,11 +99,21 @@ def default_output_count(operator: str) -> int:
     traits = CATALOG.get(operator)
     if traits is None:
         return 0
+    if traits.usual_outputs is not None:
+        return traits.usual_outputs
     return 1 if traits.outputs is None else len(traits.outputs)
 
 
 def complete_config(operator: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults written out, so that spelling one out is no change of the job."""
+    if operator == "block_follower":
+        return {**follower_config.DEFAULTS, **config}
+    if operator == "evm_ingest":
+        return {**ingest_config.DEFAULTS, **config}
+    if operator == "parquet_compact":
+        return {**compact_config.DEFAULTS, **config}
+    if operator == "integrity_check":
+        return {**integrity_config.DEFAULTS, **config}
     if operator == "range_aggregator":
         return {"finality": "finalized", **config}
     return dict(config)
@@ -79,6 +122,16 @@ def complete_config(operator: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def config_problems(operator: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Pairs of config key and what is wrong with it, for the operators that the platform itself runs."""
     match operator:
+        case "block_follower":
+            yield from follower_config.problems(config)
+        case "evm_ingest":
+            yield from ingest_config.problems(config)
+        case "decode_events":
+            yield from decode_config.problems(config)
+        case "parquet_compact":
+            yield from compact_config.problems(config)
+        case "integrity_check":
+            yield from integrity_config.problems(config)
         case "range_splitter":
             yield from _size_problems("chunk_size", config)
         case "range_aggregator":

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+from tracelake.contracts.dispatcher_api import InputFile
 from tracelake.domain.errors import Invalid
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate
 from tracelake.objects.prefix import ObjectLocation
@@ -17,7 +18,11 @@ from tracelake.operators.where_literal import Kind, Verdict, align, compared
 
 
 def read_arrow(source: Input) -> pa.Table:
-    files = source.files()
+    return read_files(source, source.files())
+
+
+def read_files(source: Input, files: list[InputFile]) -> pa.Table:
+    """Of files that were listed already."""
     if not files:
         return pa.table({})
     paths = [str(local_path(ObjectLocation.parse(file.location))) for file in files]

@@ -3,10 +3,11 @@
     ctx.config                      the job's configuration, as the DAG has it
     ctx.blocks, ctx.scope           the blocks to work on, each of them or their bounds; a source has none
     ctx.inputs[0], ctx.inputs["logs"]
-                                    .files(), .arrow(), .dataframe(): committed files only, cut to scope and where
+                                    .files(), .arrow(), .dataframe(): what is committed only, cut to scope and where
     ctx.outputs[0], ctx.outputs["result"]
                                     .write(table or DataFrame), .announce(cursor=…), .stage(rows)
     ctx.spark                       the attempt's own Spark session (``ecs_spark``)
+    ctx.rpc_pool()                  the endpoints of the pool that the config names, for tracelake.evm
     ctx.emit(events…)               tell the platform now; returns once it has accepted them
     ctx.publish(dataset, records)   records for a buffered dataset
     ctx.commit(…)                   make staged Postgres rows visible now (sources)
@@ -32,11 +33,14 @@ import msgspec
 
 from tracelake.contracts.dispatcher_api import MAX_EVENTS, EventIn, OutputIn, TaskPayload
 from tracelake.contracts.operator_protocol import CommitRows, EmitEvents, PublishRecords, SaveState
+from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.errors import Invalid
 from tracelake.operators.attempt_logger import AttemptLogger
 from tracelake.operators.by_name import ByName
+from tracelake.operators.data_database import DataDatabase
 from tracelake.operators.inputs import Input
 from tracelake.operators.link import Link
+from tracelake.operators.missing_pool import missing_pool
 from tracelake.operators.outputs import Output
 from tracelake.operators.progress import Progress
 from tracelake.operators.scope import Scope, scope_of_task
@@ -47,7 +51,15 @@ if TYPE_CHECKING:
 
 class Context:
     def __init__(
-        self, task: TaskPayload, link: Link, *, state: Any = None, staging_dsn: str | None = None
+        self,
+        task: TaskPayload,
+        link: Link,
+        *,
+        state: Any = None,
+        staging_dsn: str | None = None,
+        reading_dsn: str | None = None,
+        rpc_pool: PoolConfig | None = None,
+        rpc_pools: Sequence[str] = (),
     ) -> None:
         self._link = link
         self._progress = Progress(link.report)
@@ -56,9 +68,12 @@ class Context:
         self.config: Mapping[str, Any] = task.config
         self.scope: Scope | None = scope_of_task(task)
         self.state: Any = state
+        self._rpc_pool = rpc_pool
+        self._rpc_pools = rpc_pools
         self.log = AttemptLogger()
-        self.inputs = ByName("input", [Input(read, link) for read in task.inputs])
-        self.outputs = ByName("output", [Output(output, self.scope, staging_dsn) for output in task.outputs])
+        self._data = DataDatabase(staging_dsn, reading_dsn, task.timeout_seconds if self.scope else None)
+        self.inputs = ByName("input", [Input(read, link, self._data) for read in task.inputs])
+        self.outputs = ByName("output", [Output(output, self.scope, self._data) for output in task.outputs])
 
     @property
     def blocks(self) -> range:
@@ -78,6 +93,12 @@ class Context:
     @property
     def spark(self) -> SparkSession:
         return self._link.spark()
+
+    def rpc_pool(self) -> PoolConfig:
+        """The endpoints of the pool that the job's config names."""
+        if self._rpc_pool is None:
+            raise missing_pool(self.config.get("rpc_pool"), self._rpc_pools)
+        return self._rpc_pool
 
     @property
     def canceled(self) -> bool:
@@ -123,12 +144,11 @@ class Context:
     ) -> int:
         """Replace blocks ``start``–``end`` of Postgres outputs by what was staged, and answer with how many rows
         that were; the events are sent before this returns, also if the process dies in between."""
-        for output in outputs:
-            output.finish_staging()
+        staged = [rows for output in outputs if (rows := output.finish_staging()) is not None]
         after = [_event(event) for event in events]
         indexes = [output.index for output in outputs]
-        answer = self._link.call(CommitRows(outputs=indexes, start=start, end=end, events=after))
-        done = msgspec.convert(answer, list[OutputIn])
+        wish = CommitRows(outputs=indexes, start=start, end=end, events=after, staged=staged)
+        done = msgspec.convert(self._link.call(wish), list[OutputIn])
         for output, committed in zip(outputs, done, strict=True):
             output.committed(committed)
         return sum(committed.row_count or 0 for committed in done)
@@ -172,6 +192,12 @@ class Context:
             self.emit(*events[:MAX_EVENTS])
             del events[:MAX_EVENTS]
         return reported, events
+
+    def close(self) -> None:
+        """For the platform: nothing is held any more, whatever became of the attempt."""
+        for output in self.outputs:
+            output.drop_staging()
+        self._data.close()
 
 
 def _event(event: EventIn | Mapping[str, Any]) -> EventIn:

@@ -1,19 +1,22 @@
 """An input of a task: what was committed within its scope, and nothing beside it.
 
-Readers work on the list of committed files that the platform gives them, never on a folder's contents. Both
-``arrow`` and ``dataframe`` cut the rows to the scope and apply the edge's ``where``; ``files`` doesn't, and a
-file may reach beyond the scope.
+Readers work on the list of committed files that the platform gives them, never on a folder's contents, or on the
+rows that were committed to a hot table, in one snapshot for all inputs of an attempt. Both ``arrow`` and
+``dataframe`` cut the rows to the scope and apply the edge's ``where``; ``files`` doesn't, and a file may reach
+beyond the scope.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 
 from tracelake.contracts.dispatcher_api import InputFile, PayloadInput, PayloadInvalidation
 from tracelake.contracts.operator_protocol import ListFiles
 from tracelake.domain.errors import Invalid
+from tracelake.operators.data_database import DataDatabase
 from tracelake.operators.link import Link
 from tracelake.operators.scope import Scope, scope_of_input
 
@@ -27,9 +30,11 @@ BLOCK_COLUMN = "block_number"
 
 
 class Input:
-    def __init__(self, payload: PayloadInput, link: Link) -> None:
+    def __init__(self, payload: PayloadInput, link: Link, data: DataDatabase | None = None) -> None:
         self._payload = payload
         self._link = link
+        self.data = data or DataDatabase()
+        """For the platform: how its rows are reached where they are in Postgres."""
         self.scope: Scope | None = scope_of_input(payload)
         """The blocks to read; ``None`` means everything."""
 
@@ -45,6 +50,24 @@ class Input:
     @property
     def dataset(self) -> str | None:
         return self._payload.dataset
+
+    @property
+    def dataset_uuid(self) -> UUID:
+        return self._payload.dataset_uuid
+
+    @property
+    def revision(self) -> int:
+        """How often something of the dataset had been taken back when the task was claimed."""
+        return self._payload.revision
+
+    @property
+    def hot(self) -> UUID | None:
+        """The hot rows that belong to this dataset of files, where both are to be read as one."""
+        return self._payload.hot.dataset_version if self._payload.hot is not None else None
+
+    @property
+    def dataset_version(self) -> UUID:
+        return self._payload.dataset_version
 
     @property
     def storage(self) -> str:
@@ -77,6 +100,15 @@ class Input:
         tree: Predicate = msgspec.convert(self._payload.where_tree, Predicate)
         return tree
 
+    def narrowed(self, condition: Predicate) -> Input:
+        """The same input with one more condition on its rows, which is applied where they are."""
+        from tracelake.domain.where import all_of
+
+        own = self.predicate
+        tree = condition if own is None else all_of([own, condition])
+        payload = msgspec.structs.replace(self._payload, where_tree=msgspec.to_builtins(tree))
+        return Input(payload, self._link, self.data)
+
     def files(self) -> list[InputFile]:
         if self.storage != "parquet":
             raise Invalid("InputWithoutFiles", f"input {self.name!r} has storage {self.storage} and no files")
@@ -86,12 +118,28 @@ class Input:
 
     def arrow(self) -> pa.Table:
         """All rows of the scope in this process' memory."""
+        if self.storage == "postgres":
+            from tracelake.operators.postgres_input import read_postgres_arrow
+
+            return read_postgres_arrow(self)
+        if self.hot is not None:
+            from tracelake.operators.hot_and_cold import read_both_arrow
+
+            return read_both_arrow(self, self.hot)
         from tracelake.operators.arrow_input import read_arrow
 
         return read_arrow(self)
 
     def dataframe(self) -> DataFrame:
         """The rows of the scope as Spark reads them, when it does."""
+        if self.storage == "postgres":
+            from tracelake.operators.spark_postgres_input import read_postgres_dataframe
+
+            return read_postgres_dataframe(self, self._link.spark())
+        if self.hot is not None:
+            from tracelake.operators.spark_hot_and_cold import read_both_dataframe
+
+            return read_both_dataframe(self, self.hot, self._link.spark())
         from tracelake.operators.spark_input import read_dataframe
 
         return read_dataframe(self, self._link.spark())

@@ -10,26 +10,39 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tracelake.contracts.dispatcher_api import EventIn, InvalidateRange, OutputIn, PayloadOutput
+from tracelake.contracts.dispatcher_api import (
+    EventIn,
+    InvalidateRange,
+    OutputIn,
+    PayloadOutput,
+    PayloadWritten,
+)
 from tracelake.contracts.manifest import Manifest
+from tracelake.contracts.operator_protocol import StagedRows, StagedTable
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
+from tracelake.domain.table_layout import TableLayout
+from tracelake.operators.data_database import DataDatabase
+from tracelake.operators.inputs import BLOCK_COLUMN
 from tracelake.operators.scope import Scope
 
 if TYPE_CHECKING:
-    from tracelake.operators.postgres_output import Staging
+    import pyarrow as pa
 
-BLOCK_COLUMN = "block_number"
+    from tracelake.operators.parquet_layout import ParquetLayout
+    from tracelake.operators.parquet_output import ParquetPlan
+    from tracelake.operators.postgres_output import PartPlace, Staging
 
 
 class Output:
-    def __init__(self, payload: PayloadOutput, scope: Scope | None, staging_dsn: str | None) -> None:
+    def __init__(self, payload: PayloadOutput, scope: Scope | None, data: DataDatabase) -> None:
         self._payload = payload
         self._scope = scope
-        self._staging_dsn = staging_dsn
+        self._data = data
         self._staging: Staging | None = None
         self._written: list[OutputIn] = []
         self._announced: list[EventIn] = []
+        self._silent = False
         self._committed = False
 
     @property
@@ -53,6 +66,16 @@ class Output:
     def storage(self) -> str:
         return self._payload.storage
 
+    @property
+    def revision(self) -> int:
+        """How often something of the dataset had been invalidated when the attempt was claimed."""
+        return self._payload.revision
+
+    @property
+    def written(self) -> PayloadWritten:
+        """How far an always-on source had come by then."""
+        return self._payload.written or PayloadWritten()
+
     def event(
         self,
         *,
@@ -63,10 +86,12 @@ class Output:
         invalidate: tuple[int, int] | None = None,
         event_id: str | None = None,
         reason: str | None = None,
+        revision: int | None = None,
     ) -> EventIn:
         """An event about this output, for ``ctx.emit`` and ``ctx.commit``.
 
-        An invalidation needs an ``event_id`` that is the same whenever it is sent again.
+        An invalidation needs an ``event_id`` that is the same whenever it is sent again. An event that says which
+        ``revision`` it comes of doesn't count once others have invalidated something of its scope.
         """
         return EventIn(
             dataset_uuid=self._payload.dataset_uuid,
@@ -74,6 +99,7 @@ class Output:
             cursor=cursor,
             start=start,
             end=end,
+            revision=revision,
             finalized=finalized,
             id=event_id,
             invalidate=InvalidateRange(*invalidate) if invalidate else None,
@@ -94,6 +120,11 @@ class Output:
         else:
             self._announced.append(self.event(cursor=cursor))
 
+    def announce_nothing(self) -> None:
+        """Say nothing, not even that the scope is done."""
+        self._must_be("none", "announce")
+        self._silent = True
+
     def write(
         self,
         data: Any,
@@ -101,6 +132,7 @@ class Output:
         end: int | None = None,
         *,
         sort_by: Sequence[str] = (),
+        lookups: Sequence[str] = (),
         blocks_per_file: int | None = None,
         block_column: str = BLOCK_COLUMN,
         verified: str | None = None,
@@ -109,18 +141,50 @@ class Output:
 
         ``data`` is a ``pyarrow.Table``, a pandas or a Spark ``DataFrame``; Spark's is written by the executors.
         Files are cut on a grid of ``blocks_per_file`` blocks and sorted by ``sort_by`` inside; rows without the
-        block column go to one file. No rows at all is fine: an empty file says what the columns are.
+        block column go to one file. ``lookups`` are columns that are looked up by value, anywhere in the file.
+        No rows at all is fine: an empty file says what the columns are.
         """
-        from tracelake.operators.parquet_output import ParquetPlan, write_parquet
+        from tracelake.operators.parquet_layout import ParquetLayout
+        from tracelake.operators.parquet_output import write_parquet
 
-        self._must_be("parquet", "write")
-        span = self._new_span(start, end)
-        plan = ParquetPlan.of(
-            self._staging_place(), self.name, span, blocks_per_file=blocks_per_file, block_column=block_column
+        # Only a block is certain to have a value; where nulls go, Arrow and Spark disagree.
+        order = () if sort_by else (block_column,)
+        layout = ParquetLayout(sort_by=order, lookups=tuple(lookups))
+        plan = self.plan(
+            start, end, blocks_per_file=blocks_per_file, block_column=block_column, layout=layout
         )
         manifest = write_parquet(data, plan, sort_by=tuple(sort_by), verified=verified)
-        self._written.append(self._output(span, manifest.row_count, self._payload.staging, manifest))
+        self.wrote(plan, manifest)
         return manifest
+
+    def plan(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        blocks_per_file: int | None = None,
+        block_column: str = BLOCK_COLUMN,
+        layout: ParquetLayout | None = None,
+    ) -> ParquetPlan:
+        """Where the files of blocks ``start``–``end`` go and how they are cut, for executors that write them
+        themselves; ``wrote`` reports them."""
+        from tracelake.operators.parquet_layout import PLAIN
+        from tracelake.operators.parquet_output import ParquetPlan
+
+        self._must_be("parquet", "write")
+        return ParquetPlan.of(
+            self._staging_place(),
+            self.name,
+            self._new_span(start, end),
+            blocks_per_file=blocks_per_file,
+            block_column=block_column,
+            layout=layout or PLAIN,
+        )
+
+    def wrote(self, plan: ParquetPlan, manifest: Manifest) -> None:
+        """Report the files that were written by ``plan``, all of them."""
+        span = self._new_span(plan.start, plan.end)
+        self._written.append(self._output(span, manifest.row_count, self._payload.staging, manifest))
 
     def write_nothing(self, start: int | None = None, end: int | None = None) -> None:
         """Report blocks as done and without rows, where not even the columns are known."""
@@ -128,37 +192,77 @@ class Output:
             raise Invalid("InvalidOutput", f"output {self.name!r} stores nothing: use announce()")
         self._written.append(self._output(self._new_span(start, end), 0, None, None))
 
-    def stage(self, data: Any, *, types: dict[str, str] | None = None) -> int:
+    def stage(
+        self, data: Any, *, types: dict[str, str] | None = None, layout: TableLayout | None = None
+    ) -> int:
         """Load rows of a Postgres output into its staging table; returns how many.
 
-        They become visible when the operator returns, for the task's scope, or by ``ctx.commit``. ``types`` says
-        what columns are to be where it isn't what their Arrow type suggests.
+        ``data`` is a ``pyarrow.Table``, a pandas or a Spark ``DataFrame``; Spark's is loaded by the executors. The
+        rows become visible when the operator returns, for the task's scope, or by ``ctx.commit``. ``types`` says
+        what columns are to be where it isn't what their Arrow type suggests; ``layout`` how the dataset's table is
+        to be made, if these are its first rows.
         """
-        from tracelake.operators.postgres_output import Staging
+        return self._open_staging().load(data, types or {}, layout)
 
-        self._must_be("postgres", "stage")
-        if self._staging_dsn is None:
-            raise Invalid("NoDataDatabase", f"output {self.name!r}: this worker has no data database")
-        if self._staging is None:
-            self._staging = Staging(self._staging_dsn, self._staging_place())
-        self._committed = False
-        return self._staging.load(data, types or {})
+    def stored(self, columns: Sequence[str], start: int, end: int) -> pa.Table:
+        """What is committed of this Postgres output in blocks ``start``–``end``, now and in their order, in the
+        types of the table: ``numeric`` comes as text. Before the first commit there are no rows, and no types."""
+        from tracelake.operators.postgres_input import read_stored
 
-    def finish_staging(self) -> None:
-        """For the platform: all rows are in the staging table, and nobody holds it any more."""
-        self._must_be("postgres", "commit")
+        self._must_be("postgres", "stored")
+        return read_stored(self._data, self._payload.dataset_version, columns, start, end)
+
+    def stored_span(self) -> BlockRange | None:
+        """From the first to the last block that is committed of this Postgres output, now."""
+        from tracelake.operators.stored_span import stored_span
+
+        self._must_be("postgres", "stored_span")
+        return stored_span(self._data, self._payload.dataset_version)
+
+    def open_parts(
+        self, columns: pa.Schema, *, types: dict[str, str] | None = None, layout: TableLayout | None = None
+    ) -> PartPlace:
+        """Where executors that make rows of several outputs at once may load those of this one by themselves."""
+        return self._open_staging().open_parts(columns, types or {}, layout)
+
+    def add_parts(self, parts: Sequence[StagedTable]) -> None:
+        """What they have loaded there: it is staged now."""
+        self._open_staging().add_parts(parts)
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether anything was staged since the last commit."""
+        return self._staging is not None and self._staging.pending
+
+    def discard(self) -> None:
+        """Forget what was staged since the last commit."""
         if self._staging is not None:
-            self._staging.close()
-            self._staging = None
+            self._staging.discard()
+
+    def finish_staging(self) -> StagedRows | None:
+        """For the platform: what has been staged since the last commit."""
+        self._must_be("postgres", "commit")
+        return self._staging.hand_over(self.index) if self._staging is not None else None
+
+    def drop_staging(self) -> None:
+        """For the platform: the attempt is over, and its staging tables are nobody's."""
+        if self._staging is not None:
+            self._staging.drop()
 
     @property
     def commit_due(self) -> BlockRange | None:
-        """For the platform: what is to be committed when the operator has returned without doing so itself."""
-        blocks = self._scope.blocks if self._scope is not None else None
-        return blocks if self._staging is not None and not self._committed else None
+        """For the platform: what is to be committed when the operator has returned without doing so itself. Behind
+        a cursor that is everything in the scope, without rows as well: what an earlier fork left there must go."""
+        if self._scope is None or self.storage != "postgres" or self._committed:
+            return None
+        if self._scope.by_cursor:
+            return self._scope.replaced
+        return self._scope.blocks if self._staging is not None and self._staging.pending else None
 
     def committed(self, done: OutputIn) -> None:
         """For the platform. A cursor is committed by its event; a partition by the completion that lists it."""
+        if self._staging is not None:
+            self._staging.committed()
         self._committed = True
         if self._scope is not None and not self._scope.by_cursor:
             self._written.append(done)
@@ -169,9 +273,9 @@ class Output:
     def report(self, emitted: bool) -> tuple[list[OutputIn], list[EventIn]]:
         """For the platform: what a completion lists. ``emitted`` if the operator has sent events of its own."""
         if self.storage == "none":
-            implied = None if self._announced or emitted else self.scope_event()
+            implied = None if self._announced or emitted or self._silent else self.scope_event()
             return [], [*self._announced, *([implied] if implied else [])]
-        if self._staging is not None:
+        if self._staging is not None and self._staging.pending:
             raise Invalid("NotCommitted", f"rows of output {self.name!r} were staged but not committed")
         if not self._written and self._scope is not None and not self._scope.by_cursor:
             verb = "write()" if self.storage == "parquet" else "stage()"
@@ -186,6 +290,15 @@ class Output:
             raise Invalid(
                 "InvalidOutput", f"output {self.name!r} has storage {self.storage}: no {verb}() there"
             )
+
+    def _open_staging(self) -> Staging:
+        from tracelake.operators.postgres_output import Staging
+
+        self._must_be("postgres", "stage")
+        if self._staging is None:
+            # A task with a scope commits once, a source again and again.
+            self._staging = Staging(self._data, self._staging_place(), reused=self._scope is None)
+        return self._staging
 
     def _staging_place(self) -> str:
         if self._payload.staging is None:

@@ -21,50 +21,45 @@ import pyarrow.parquet as pq
 from tracelake.contracts.manifest import ManifestFile
 from tracelake.domain.errors import Invalid
 from tracelake.objects.prefix import ObjectLocation
-
-ROW_GROUP = 64 * 1024
+from tracelake.operators.parquet_layout import PLAIN, ParquetLayout
+from tracelake.operators.row_groups import RowGroups
 
 
 class ParquetFile:
-    def __init__(self, location: ObjectLocation, schema: pa.Schema, block_column: str | None) -> None:
+    def __init__(
+        self,
+        location: ObjectLocation,
+        schema: pa.Schema,
+        block_column: str | None,
+        layout: ParquetLayout = PLAIN,
+    ) -> None:
         self._location = location
         self._schema = schema
+        self._layout = layout
         self._block_column = block_column
-        self._buffered: list[pa.Table] = []
-        self._buffered_rows = 0
+        self._groups = RowGroups(schema)
         self._rows = 0
         self._min: int | None = None
         self._max: int | None = None
         self._path = local_path(location)
         _make_folder(self._path.parent)
         self._file = _HashedFile(self._path)
-        self._writer = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression="zstd",
-            version="2.6",
-            coerce_timestamps="us",
-            store_schema=False,
-            write_page_index=True,
-        )
+        self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Row groups are cut by number of rows alone, not by how the rows happened to arrive."""
         if rows.num_rows and self._block_column is not None:
             self._see_blocks(rows.column(self._block_column))
         self._rows += rows.num_rows
-        self._buffered.append(rows)
-        self._buffered_rows += rows.num_rows
-        if self._buffered_rows >= ROW_GROUP:
-            pending = pa.concat_tables(self._buffered)
-            whole = pending.num_rows - pending.num_rows % ROW_GROUP
-            self._writer.write_table(pending.slice(0, whole), row_group_size=ROW_GROUP)
-            self._buffered = [pending.slice(whole)]
-            self._buffered_rows = pending.num_rows - whole
+        for group in self._groups.add(rows):
+            self._write(group)
 
     def close(self) -> ManifestFile:
-        if self._buffered_rows:
-            self._writer.write_table(pa.concat_tables(self._buffered), row_group_size=ROW_GROUP)
+        rest = self._groups.rest()
+        if rest.num_rows or self._writer is None:
+            self._write(rest)
+        assert self._writer is not None
+        if self._layout.facts:
+            self._writer.add_key_value_metadata(dict(self._layout.facts))
         self._writer.close()
         size, digest = self._file.finish()
         _sync(self._path.parent)
@@ -81,12 +76,21 @@ class ParquetFile:
         """Give the space back; what can't be removed now is collected later."""
         self._file.ignore_what_follows()
         with suppress(Exception):
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
+
+    def _write(self, group: pa.Table) -> None:
+        """One row group; nothing at all for none, as the file of a table without rows has it."""
+        if self._writer is None:
+            options = self._layout.writer_options(self._schema, group)
+            self._writer = pq.ParquetWriter(self._file, self._schema, **options)
+        if group.num_rows:
+            self._writer.write_table(group, row_group_size=group.num_rows)
 
     def _see_blocks(self, blocks: pa.ChunkedArray) -> None:
         bounds = pc.min_max(blocks).as_py()

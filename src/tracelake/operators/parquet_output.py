@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from tracelake.domain.errors import Invalid
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 from tracelake.operators.arrow_schema import as_table, in_stored_form, schema_hash
 from tracelake.operators.parquet_file import ParquetFile
+from tracelake.operators.parquet_layout import PLAIN, ParquetLayout
 
 BLOCKS_PER_FILE = 10_000
 MAX_CELLS = 1000
@@ -38,19 +39,27 @@ class ParquetPlan:
     end: int
     blocks_per_file: int
     block_column: str
+    layout: ParquetLayout = PLAIN
 
     @classmethod
     def of(
-        cls, staging: str, name: str, span: BlockRange, *, blocks_per_file: int | None, block_column: str
+        cls,
+        staging: str,
+        name: str,
+        span: BlockRange,
+        *,
+        blocks_per_file: int | None,
+        block_column: str,
+        layout: ParquetLayout = PLAIN,
     ) -> ParquetPlan:
         size = BLOCKS_PER_FILE if blocks_per_file is None else blocks_per_file
         if size < 1:
             raise Invalid("InvalidConfig", f"blocks_per_file must be 1 or more, not {size}")
-        plan = cls(staging, name, span.start, span.end, size, block_column)
+        plan = cls(staging, name, span.start, span.end, size, block_column, layout)
         if blocks_per_file is None:
             # Coarser for a very long scope, by the scope alone, so that it is the same for every attempt.
             while plan.cells > MAX_CELLS:
-                plan = cls(staging, name, span.start, span.end, plan.blocks_per_file * 10, block_column)
+                plan = replace(plan, blocks_per_file=plan.blocks_per_file * 10)
         elif plan.cells > MAX_CELLS:
             raise Invalid("InvalidConfig", f"{plan.cells} files; at most {MAX_CELLS}: raise blocks_per_file")
         return plan
@@ -63,14 +72,21 @@ class ParquetPlan:
     def cells(self) -> int:
         return self.end // self.blocks_per_file - self.first_cell + 1
 
+    @property
+    def numbers(self) -> range:
+        """Of all its cells."""
+        return range(self.first_cell, self.first_cell + self.cells)
+
+    def span(self, cell: int) -> BlockRange:
+        """The blocks of a cell."""
+        start = max(self.start, cell * self.blocks_per_file)
+        return BlockRange(start, min(self.end, (cell + 1) * self.blocks_per_file - 1))
+
     def place(self, cell: int | None) -> ObjectLocation:
         """A new file for a cell, or for the whole scope, in a folder that nobody else uses."""
-        start, end = self.start, self.end
-        if cell is not None:
-            start = max(start, cell * self.blocks_per_file)
-            end = min(end, (cell + 1) * self.blocks_per_file - 1)
+        span = BlockRange(self.start, self.end) if cell is None else self.span(cell)
         folder = ObjectPrefix.parse(self.staging).child(f"w-{secrets.token_hex(8)}")
-        return folder.location(f"{self.name}_{start}_{end}.parquet")
+        return folder.location(f"{self.name}_{span.start}_{span.end}.parquet")
 
 
 def write_parquet(data: Any, plan: ParquetPlan, *, sort_by: Sequence[str], verified: str | None) -> Manifest:
@@ -82,8 +98,15 @@ def write_parquet(data: Any, plan: ParquetPlan, *, sort_by: Sequence[str], verif
         table = as_table(data)
         schema = table.schema
         files = list(write_cells(_in_cells(table, plan, sort_by).to_batches(), plan))
+    return manifest_of(files, plan, schema, verified=verified)
+
+
+def manifest_of(
+    files: Sequence[ManifestFile], plan: ParquetPlan, schema: pa.Schema, *, verified: str | None
+) -> Manifest:
+    """Of files that were written by ``plan``. No rows at all are one empty file: it says what the columns are."""
     if not files:
-        files = [_empty_file(plan, schema)]
+        files = [ParquetFile(plan.place(None), schema, None, plan.layout).close()]
     ordered = sorted(files, key=lambda file: (file.min_block is not None, file.min_block or 0))
     return Manifest(files=tuple(ordered), schema_hash=schema_hash(schema), verified=verified)
 
@@ -106,7 +129,7 @@ def write_cells(batches: Iterable[pa.RecordBatch], plan: ParquetPlan) -> Iterato
                         yield file.close()
                     file = None
                     place = plan.place(cell if block_column is not None else None)
-                    file, current = ParquetFile(place, rows.schema, block_column), cell
+                    file, current = ParquetFile(place, rows.schema, block_column, plan.layout), cell
                 file.add(part)
         if file is not None:
             done, file = file.close(), None
@@ -162,7 +185,3 @@ def _check_blocks(blocks: pa.ChunkedArray, plan: ParquetPlan) -> None:
             f"rows of blocks {bounds['min']} to {bounds['max']} in output {plan.name!r}, "
             f"which is to hold {plan.start} to {plan.end}",
         )
-
-
-def _empty_file(plan: ParquetPlan, schema: pa.Schema) -> ManifestFile:
-    return ParquetFile(plan.place(None), schema, None).close()

@@ -25,7 +25,12 @@ from tracelake.operators.api import Operator, check_function, check_name, declar
 ENTRY_POINTS = "tracelake.operators"
 
 BUILT_IN: Mapping[str, str] = {
+    "decode_events": "tracelake.operators.decode_events.operator:decode_events",
+    "evm_ingest": "tracelake.operators.evm_ingest.operator:evm_ingest",
+    "block_follower": "tracelake.operators.block_follower.operator:block_follower",
+    "integrity_check": "tracelake.operators.integrity_check.operator:integrity_check",
     "noop": "tracelake.operators.noop:noop",
+    "parquet_compact": "tracelake.operators.parquet_compact.operator:parquet_compact",
     "sql_transform": "tracelake.operators.sql_transform.operator:sql_transform",
 }
 

@@ -11,15 +11,23 @@ from tracelake.domain.block_range import BlockRange
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Both ends inclusive. ``by_cursor`` when they come from ``(after, upto]``, which may hold no block at all:
-    then ``start`` is above ``end``."""
+    then ``start`` is above ``end``. ``taken_back_upto`` is the last block that an invalidation took back, which may
+    be beyond the end: a chain can get shorter."""
 
     start: int
     end: int
     by_cursor: bool = False
+    taken_back_upto: int = -1
 
     @property
     def blocks(self) -> BlockRange | None:
         return BlockRange(self.start, self.end) if self.start <= self.end else None
+
+    @property
+    def replaced(self) -> BlockRange | None:
+        """The blocks of which nothing earlier may stay: those of the scope, and those that are gone."""
+        end = max(self.end, self.taken_back_upto)
+        return BlockRange(self.start, end) if self.start <= end else None
 
     def announced_by(self, output: PayloadOutput) -> EventIn | None:
         """The event that says that an output is done with this scope."""
@@ -35,7 +43,8 @@ def scope_of_input(read: PayloadInput) -> Scope | None:
     if isinstance(read.start, int) and isinstance(read.end, int):
         return Scope(read.start, read.end)
     if read.trigger and isinstance(read.after, int) and isinstance(read.upto, int):
-        return Scope(read.after + 1, read.upto, by_cursor=True)
+        gone = read.invalidation.end if read.invalidation is not None else -1
+        return Scope(read.after + 1, read.upto, by_cursor=True, taken_back_upto=gone)
     return None
 
 

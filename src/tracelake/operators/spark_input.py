@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from pyspark.sql import functions
 
+from tracelake.contracts.dispatcher_api import InputFile
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate
 from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
@@ -33,7 +34,16 @@ _MAX_DECIMAL = Decimal(10) ** 38
 def read_dataframe(source: Input, spark: SparkSession) -> DataFrame:
     files = source.files()
     if not files:
-        raise Conflict("InputEmpty", f"input {source.name!r} has no files yet, so its columns aren't known")
+        raise no_rows_yet(source)
+    return read_files(source, files, spark)
+
+
+def no_rows_yet(source: Input) -> Conflict:
+    return Conflict("InputEmpty", f"input {source.name!r} has no files yet, so its columns aren't known")
+
+
+def read_files(source: Input, files: list[InputFile], spark: SparkSession) -> DataFrame:
+    """Of files that were listed already, one at least."""
     frame = spark.read.parquet(*(file.location for file in files))
     schema = frame.schema
     if source.scope is not None:

@@ -40,6 +40,15 @@ class Hull:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """How far a source has come with an output, and what it has to write again."""
+
+    cursor: int | None
+    finalized: int | None
+    taken_back: tuple[BlockRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UsedScope:
     """What a task worked on: a version at a revision, over a range."""
 
@@ -48,6 +57,19 @@ class UsedScope:
     revision: int
     start: int
     end: int
+
+
+async def written_by_source(tx: Transaction, job_id: UUID, task_id: UUID) -> dict[UUID, Written]:
+    """By dataset version, for the outputs of a source and its task."""
+    rows = await tx.fetch(SQL.written_by_source, job_id, task_id)
+    return {
+        row["dataset_version"]: Written(
+            row["cursor"],
+            row["finalized"],
+            tuple(map(BlockRange, row["starts"] or (), row["ends"] or ())),
+        )
+        for row in rows
+    }
 
 
 async def known(tx: Transaction, version: UUID, invalidation_id: str) -> KnownInvalidation | None:

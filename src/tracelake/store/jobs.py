@@ -26,6 +26,13 @@ class JobOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class JobInput:
+    dataset_uuid: UUID
+    dataset_version: UUID
+    storage: Storage
+
+
+@dataclass(frozen=True, slots=True)
 class JobCard:
     """A generation of a job. Nothing on it ever changes, so it may be kept for ever."""
 
@@ -42,6 +49,7 @@ class JobCard:
     udf: Any
     source_kind: SourceKind | None
     outputs: tuple[JobOutput, ...]
+    inputs: tuple[JobInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,11 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobCard]:
                 Storage(row["storage"]),
             )
         )
+    inputs: dict[UUID, list[JobInput]] = {job_id: [] for job_id in job_ids}
+    for row in await tx.fetch(SQL.inputs, job_ids):
+        inputs[row["job_id"]].append(
+            JobInput(row["dataset_uuid"], row["dataset_version"], Storage(row["storage"]))
+        )
     return {
         row["job_id"]: JobCard(
             job_id=row["job_id"],
@@ -97,6 +110,7 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobCard]:
             udf=row["udf"],
             source_kind=SourceKind(row["source_kind"]) if row["source_kind"] else None,
             outputs=tuple(outputs[row["job_id"]]),
+            inputs=tuple(inputs[row["job_id"]]),
         )
         for row in await tx.fetch(SQL.cards, job_ids)
     }

@@ -138,7 +138,9 @@ async def _outputs(tx: Transaction, task: Row) -> list[OutputDetail]:
 
 
 async def datasets(tx: Transaction, query: DatasetQuery) -> DatasetPage:
-    rows = await tx.fetch(SQL.list_datasets, query.after or _FIRST_UUID, query.limit + 1)
+    rows = await tx.fetch(
+        SQL.list_datasets, query.after or _FIRST_UUID, query.limit + 1, query.dag or None, query.job or None
+    )
     page, following = _cut(rows, query.limit)
     found = [_as(DatasetSummary, row) for row in page]
     return DatasetPage(found, str(page[-1]["dataset_uuid"]) if following else None)
@@ -152,19 +154,20 @@ async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetSummary:
 
 
 async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQuery) -> PartitionPage:
-    version = await tx.fetchrow(SQL.current_version, org_id, *_named(name))
-    if version is None:
-        raise _unknown(name)
+    dataset_uuid, version = await current_version(tx, org_id, name)
     start, end = _after(query.after or None)
-    rows = await tx.fetch(SQL.list_partitions, version["dataset_version"], start, end, query.limit + 1)
+    rows = await tx.fetch(SQL.list_partitions, version, start, end, query.limit + 1)
     page, following = _cut(rows, query.limit)
     found = [_partition(PartitionSummary, row) for row in page]
-    return PartitionPage(
-        version["dataset_uuid"],
-        version["dataset_version"],
-        found,
-        found[-1].partition_key if following else None,
-    )
+    return PartitionPage(dataset_uuid, version, found, found[-1].partition_key if following else None)
+
+
+async def current_version(tx: Transaction, org_id: UUID, name: str) -> tuple[UUID, UUID]:
+    """A dataset and its current version, by published name or uuid."""
+    row = await tx.fetchrow(SQL.current_version, org_id, *_named(name))
+    if row is None:
+        raise _unknown(name)
+    return row["dataset_uuid"], row["dataset_version"]
 
 
 async def failed_deliveries(tx: Transaction, limit: int) -> FailedDeliveries:

@@ -24,6 +24,7 @@ from tracelake.worker.drain import drain
 from tracelake.worker.host.client import HostSpec
 from tracelake.worker.host.operator_supply import OperatorSupply
 from tracelake.worker.logs.log_sweep import sweep_logs
+from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import LAMBDA, SPARK, WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -61,6 +62,7 @@ async def run_worker(
 
 async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     secrets = SecretProvider(os.environ, settings.secrets_file)
+    rpc_pools = RpcPools(settings.rpc_pools, os.environ, required=settings.rpc_pools_required)
     parts.enter_context(own_work_folder(settings.work_folder))
     settings.log_folder.mkdir(parents=True, exist_ok=True)
     client = DispatcherClient(settings.internal_url, settings.worker_token)
@@ -87,9 +89,11 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
         secrets=secrets,
         committer=committer,
         engine=engine,
+        rpc_pools=rpc_pools,
     )
     if engine is not None:
         await parts.enter_async_context(_running(wrapper.watch_spark(engine)))
+    await parts.enter_async_context(_running(wrapper.watch_rpc_pools(rpc_pools)))
     await parts.enter_async_context(_running(_keep_logs_small(settings.log_folder)))
     return wrapper
 
@@ -146,7 +150,7 @@ async def _start_spark(
 
 
 def _host_spec(settings: WorkerSettings) -> HostSpec:
-    hidden = () if settings.secrets_file is None else (settings.secrets_file,)
+    hidden = tuple(file for file in (settings.secrets_file, settings.rpc_pools) if file is not None)
     return HostSpec(
         home=settings.home,
         object_root=settings.object_root,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.logs.attempt_log import AttemptLog
 from tracelake.worker.logs.redaction import Redaction
 from tracelake.worker.outcome import conclude
+from tracelake.worker.rpc_pools import JobPool, RpcPools
 from tracelake.worker.secret_provider import MissingSecret, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -62,6 +63,7 @@ class AttemptRunner:
     committer: Committer | None
     engine: SparkEngine | None
     on_progress: Callable[[HeldTask], None]
+    rpc_pools: RpcPools = field(default_factory=RpcPools)
 
     async def run(self, held: HeldTask) -> CompleteRequest | None:
         """What to report, or None when nobody waits for a report."""
@@ -84,6 +86,8 @@ class AttemptRunner:
     async def _run(self, held: HeldTask) -> CompleteRequest | None:
         payload = held.payload
         secrets = self.secrets.resolve(payload.secrets)
+        pool = self.rpc_pools.for_job(payload.config)
+        held.rpc_pool = pool.pool
         if any(output.staging is not None for output in payload.outputs):
             await asyncio.to_thread(
                 prepare_staging, self.settings.object_root, payload.outputs, self.operators.owner
@@ -101,20 +105,25 @@ class AttemptRunner:
                 except Unavailable:
                     # Claimed while Spark died: that is no fault of the task, and another worker's may be well.
                     return held.completion("Released")
-            return await self._converse(held, calls, secrets, target)
+            return await self._converse(held, calls, secrets, target, pool)
         finally:
             if timer is not None:
                 timer.cancel()
 
     async def _converse(
-        self, held: HeldTask, calls: Calls, secrets: Mapping[str, Secret], target: SparkTarget | None
+        self,
+        held: HeldTask,
+        calls: Calls,
+        secrets: Mapping[str, Secret],
+        target: SparkTarget | None,
+        pool: JobPool,
     ) -> CompleteRequest | None:
-        hidden = [held.token.reveal(), *(each.reveal() for each in secrets.values())]
+        hidden = [held.token.reveal(), *(each.reveal() for each in secrets.values()), *pool.secrets()]
         redaction = Redaction(hidden)
         held.hide = redaction.text
         log = _Log.open(self.settings, held, hidden)
         try:
-            run = self._message(held, secrets, target)
+            run = self._message(held, secrets, target, pool)
             finished, gone = await self._with_process(held, calls, run, log.write_fd)
             completion = _without(redaction, conclude(held, finished, gone))
             if completion is not None and completion.error_message:
@@ -152,7 +161,9 @@ class AttemptRunner:
                 await self._interrupt_spark(held)
             await self.operators.give_back(process, reusable=reusable)
 
-    def _message(self, held: HeldTask, secrets: Mapping[str, Secret], target: SparkTarget | None) -> Run:
+    def _message(
+        self, held: HeldTask, secrets: Mapping[str, Secret], target: SparkTarget | None, pool: JobPool
+    ) -> Run:
         settings = self.settings
         return Run(
             version=VERSION,
@@ -166,8 +177,11 @@ class AttemptRunner:
                 "TRACE_DISPATCHER_URL": settings.internal_url,
             },
             spark=target,
-            staging_dsn=None if settings.staging_dsn is None else settings.staging_dsn.reveal(),
+            staging_dsn=_revealed(settings.staging_dsn),
+            reading_dsn=_revealed(settings.reading_dsn),
             state=held.payload.state,
+            rpc_pool=pool.pool,
+            rpc_pools=list(pool.known),
         )
 
     async def _interrupt_spark(self, held: HeldTask) -> None:
@@ -206,6 +220,10 @@ def _without(redaction: Redaction, completion: CompleteRequest | None) -> Comple
     if completion is None or completion.error_message is None:
         return completion
     return msgspec.structs.replace(completion, error_message=redaction.text(completion.error_message))
+
+
+def _revealed(secret: Secret | None) -> str | None:
+    return None if secret is None else secret.reveal()
 
 
 def _log_running(held: HeldTask) -> None:

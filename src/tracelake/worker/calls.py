@@ -1,20 +1,23 @@
 """What operators ask for over their channel, done by the wrapper under the attempt's fence.
 
 A refusal goes back to the operator as a problem; a fence that no longer holds also ends the attempt, without
-waiting for the next heartbeat to say so. Calls wait out an outage of the Dispatcher for as long as the attempt may
-run.
+waiting for the next heartbeat to say so, and so does an input that was invalidated: a reorg is nobody's failure,
+and the attempt is handed back to begin again at once. Calls wait out an outage of the Dispatcher for as long as
+the attempt may run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol, assert_never
+from uuid import UUID
 
 import msgspec
 
 from tracelake.contracts.dispatcher_api import (
     MAX_EVENTS,
     EventIn,
+    EventOut,
     EventsRequest,
     InputFile,
     OutputIn,
@@ -40,7 +43,12 @@ from tracelake.worker.held_task import HeldTask, Stop
 
 _MAX_EVENT_BYTES = 768 * 1024
 """Below the Dispatcher's limit for a body, with room for what stands around the events."""
-_ENDS = {"Canceled": Stop.CANCELED, "StaleAttempt": Stop.SUPERSEDED, "StaleLease": Stop.SUPERSEDED}
+_ENDS = {
+    "Canceled": Stop.CANCELED,
+    "StaleAttempt": Stop.SUPERSEDED,
+    "StaleLease": Stop.SUPERSEDED,
+    "InputChanged": Stop.OUTDATED,
+}
 
 
 class Committer(Protocol):
@@ -78,13 +86,29 @@ class Calls:
     async def begin(self) -> None:
         """Before the operator runs: the fence of its Postgres outputs."""
         if self._committer is not None:
-            await self._committer.begin(self._held.payload, self.say)
+            await self._committer.begin(self._held.payload, self._say_what_was_left)
 
     async def say(self, events: Sequence[EventIn]) -> None:
-        """Returns once the Dispatcher has accepted all of them."""
+        """Returns once the Dispatcher has accepted all of them. One that comes of an older revision than its
+        scope has now doesn't count: the attempt doesn't know what others have said of its outputs, and is handed
+        back to begin again with that."""
+        if any(became.state == "old_revision" for became in await self._tell(events)):
+            self._held.log.warning("outputs_invalidated_by_others")
+            self._held.stop(Stop.OUTDATED)
+
+    async def _say_what_was_left(self, events: Sequence[EventIn]) -> None:
+        """By an earlier attempt. What that one had taken back is news to the claim, and no reason to begin anew."""
+        for event, became in zip(events, await self._tell(events), strict=True):
+            if event.invalidate is not None:
+                self._held.payload = _raised(self._held.payload, event.dataset_version, became.revision)
+
+    async def _tell(self, events: Sequence[EventIn]) -> list[EventOut]:
+        """What became of each."""
+        became: list[EventOut] = []
         for chunk in chunks(events):
             request = EventsRequest(self._held.task_id, self._held.attempt, chunk, self._held.lease_token)
-            await self._client.events(request, until=self._until)
+            became += (await self._client.events(request, until=self._until)).events
+        return became
 
     async def _do(self, action: Action) -> Any:
         match action:
@@ -138,6 +162,18 @@ class Calls:
             if page.next is None:
                 return msgspec.to_builtins(files)
             after = page.next
+
+
+def _raised(task: TaskPayload, version: UUID | None, revision: int) -> TaskPayload:
+    """The payload with an output's new revision, if that is the very next one: otherwise others have invalidated
+    something too, and the attempt must not pass for one that knows of it."""
+    outputs = [
+        msgspec.structs.replace(output, revision=revision)
+        if (output.dataset_version, output.revision + 1) == (version, revision)
+        else output
+        for output in task.outputs
+    ]
+    return msgspec.structs.replace(task, outputs=outputs)
 
 
 def chunks(events: Sequence[EventIn]) -> list[list[EventIn]]:

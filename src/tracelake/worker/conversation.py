@@ -32,7 +32,7 @@ from tracelake.worker.host.operator_process import OperatorGone
 CANCEL_GRACE = 2.0
 _MAX_CALLS = 32
 """Calls of one operator under way at once; more are left unread until one is answered."""
-_ASKED_FIRST = (Stop.CANCELED, Stop.RELEASED)
+_ASKED_FIRST = (Stop.CANCELED, Stop.RELEASED, Stop.OUTDATED, Stop.POOL_CHANGED)
 
 
 class Process(Protocol):

@@ -15,11 +15,12 @@ from tracelake.contracts.operator_protocol import CommitRows
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import Storage, UpdateStrategy
 from tracelake.domain.errors import Invalid
+from tracelake.domain.table_layout import PLAIN
 from tracelake.hot.commit import HotStore, StagedOutput, Writer
 
 STAGING_SCHEME = "postgres_table:"
 
-Say = Callable[[Sequence[EventIn]], Awaitable[None]]
+Say = Callable[[Sequence[EventIn]], Awaitable[object]]
 """Sends events under the current attempt's fence; returns once they were accepted."""
 
 
@@ -43,7 +44,7 @@ class DataCommitter:
             raise Invalid("InvalidScope", f"blocks {wish.start} to {wish.end} are no range")
         rows = await self._store.commit(
             _writer(task),
-            [_staged(task, output) for output in chosen],
+            [_staged(task, output, wish) for output in chosen],
             BlockRange(wish.start, wish.end),
             wish.events,
         )
@@ -96,12 +97,25 @@ def _output(task: TaskPayload, index: int) -> PayloadOutput:
     return found
 
 
-def _staged(task: TaskPayload, output: PayloadOutput) -> StagedOutput:
+def _staged(task: TaskPayload, output: PayloadOutput, wish: CommitRows) -> StagedOutput:
     appends = task.update_strategy == UpdateStrategy.APPEND
-    assert output.staging is not None
+    given = next((rows for rows in wish.staged if rows.output_index == output.output_index), None)
+    for table in given.tables if given is not None else ():
+        if not _is_its_own(task, output, table.name):
+            raise Invalid("NotItsStaging", f"{table.name!r} isn't a staging table of this attempt")
     return StagedOutput(
         dataset_version=output.dataset_version,
-        staging_table=output.staging.removeprefix(STAGING_SCHEME),
+        tables=tuple((table.name, table.rows) for table in given.tables) if given is not None else (),
+        layout=given.layout if given is not None else PLAIN,
+        kept=given is not None and given.kept,
         appends=appends,
         unique_key=tuple(task.unique_key) if appends else (),
+    )
+
+
+def _is_its_own(task: TaskPayload, output: PayloadOutput, name: str) -> bool:
+    """An operator names the tables to commit; it may have loaded several, all of them under its task and epoch."""
+    assert output.staging is not None
+    return name == output.staging.removeprefix(STAGING_SCHEME) or name.startswith(
+        f"staging_{task.task_id.hex}_p_{task.epoch}_"
     )

@@ -24,6 +24,7 @@ from tracelake.contracts.dispatcher_api import (
     HeartbeatResponse,
     TaskPayload,
 )
+from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.secret import Secret
 
 MAX_ERROR_CHARS = 16 * 1024
@@ -40,6 +41,8 @@ class Stop(StrEnum):
     SUPERSEDED = "the attempt is no longer the current one"
     TIMED_OUT = "the attempt took too long"
     RELEASED = "the worker is shutting down"
+    OUTDATED = "others have invalidated what it reads or writes: it begins again with what they said"
+    POOL_CHANGED = "its RPC pool has changed: it begins again with the new one"
     ENGINE_LOST = "the Spark that the attempt ran on is gone"
 
 
@@ -68,6 +71,7 @@ class HeldTask:
         "payload",
         "receipts",
         "reported",
+        "rpc_pool",
         "stopped",
         "task_id",
         "token",
@@ -89,6 +93,8 @@ class HeldTask:
         self.paused = False
         self.generation: int | None = None
         """Of the Spark that the attempt runs on."""
+        self.rpc_pool: PoolConfig | None = None
+        """What the attempt was given to reach a chain by."""
         self.hide: Callable[[str], str] = str
         """Takes the attempt's secrets out of what everybody may read."""
         self._progress: Mapping[str, object] | None = None

@@ -16,7 +16,7 @@ def conclude(held: HeldTask, finished: Finished | None, gone: str) -> CompleteRe
     if finished is not None and finished.status == "Completed":
         return _completed(held, finished)
     match held.stopped:
-        case Stop.RELEASED:
+        case Stop.RELEASED | Stop.OUTDATED | Stop.POOL_CHANGED:
             return held.completion("Released")
         case Stop.TIMED_OUT:
             limit = held.payload.timeout_seconds

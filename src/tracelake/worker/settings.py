@@ -16,9 +16,10 @@ SPARK = "ecs_spark"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """``data_dsn`` commits rows and stays in the wrapper; ``staging_dsn`` may only load staging tables and is
-    handed to operators. ``operators`` are module names or ``.py`` files to load. ``idle_timeout`` is how long
-    the worker stays without work before it ends, None for ever."""
+    """``data_dsn`` commits rows and stays in the wrapper; ``staging_dsn`` may only load staging tables and
+    ``reading_dsn`` only read what is committed: these two are handed to operators. ``operators`` are module names
+    or ``.py`` files to load. ``idle_timeout`` is how long the worker stays without work before it ends, None for
+    ever. ``rpc_pools`` is the file with the RPC pools; one that isn't required may be missing."""
 
     runtime: str
     internal_url: str
@@ -27,6 +28,7 @@ class WorkerSettings:
     queue: str
     data_dsn: Secret | None = None
     staging_dsn: Secret | None = None
+    reading_dsn: Secret | None = None
     object_root: Path
     log_folder: Path
     work_folder: Path
@@ -37,6 +39,8 @@ class WorkerSettings:
     operators: tuple[str, ...] = ()
     worker_id: str
     secrets_file: Path | None = None
+    rpc_pools: Path | None = None
+    rpc_pools_required: bool = False
 
 
 def new_worker_id(runtime: str) -> str:

@@ -22,6 +22,7 @@ from tracelake.worker.heartbeats import Heartbeats
 from tracelake.worker.held_task import HeldTask, Stop
 from tracelake.worker.load import Load
 from tracelake.worker.poll import Poller
+from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -43,6 +44,7 @@ class Wrapper:
         secrets: SecretProvider,
         committer: Committer | None = None,
         engine: SparkEngine | None = None,
+        rpc_pools: RpcPools | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -71,6 +73,7 @@ class Wrapper:
             committer=committer,
             engine=engine,
             on_progress=self.heartbeats.hurry,
+            rpc_pools=rpc_pools or RpcPools(),
         )
 
     async def poll(self, stop: asyncio.Event) -> None:
@@ -118,6 +121,15 @@ class Wrapper:
             for held in self.load.running:
                 if held.generation == generation:
                     held.stop(Stop.ENGINE_LOST)
+
+    async def watch_rpc_pools(self, pools: RpcPools) -> None:
+        """A source runs for ever: endpoints that are changed reach it by its beginning again."""
+        while True:
+            await asyncio.sleep(_WAIT_SECONDS)
+            for held in self.load.running:
+                if held.is_source and pools.has_changed(held.payload.config, held.rpc_pool):
+                    held.log.info("rpc_pool_changed")
+                    held.stop(Stop.POOL_CHANGED)
 
     def report(self, held: HeldTask, completion: CompleteRequest | None) -> None:
         if completion is None:

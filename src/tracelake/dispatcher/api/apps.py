@@ -13,6 +13,7 @@ from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 
 from tracelake.dispatcher.api.bundle_routes import BUNDLE_ROUTES, INVOKER_ROUTES
+from tracelake.dispatcher.api.coverage_views import COVERAGE_VIEWS
 from tracelake.dispatcher.api.dag_routes import DAG_ROUTES
 from tracelake.dispatcher.api.dataset_views import DATASET_VIEWS
 from tracelake.dispatcher.api.dispatch import Dispatch
@@ -44,7 +45,15 @@ from tracelake.tokens.worker_tokens import WorkerTokens
 
 REQUEST_SECONDS = 30.0
 INTERNAL_ROUTES = (*WORKER_ROUTES, *INVOKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
-USER_ROUTES = (*DAG_ROUTES, *BUNDLE_ROUTES, *TASK_VIEWS, *DATASET_VIEWS, *JOB_ROUTES, *HEALTH_ROUTES)
+USER_ROUTES = (
+    *DAG_ROUTES,
+    *BUNDLE_ROUTES,
+    *TASK_VIEWS,
+    *DATASET_VIEWS,
+    *COVERAGE_VIEWS,
+    *JOB_ROUTES,
+    *HEALTH_ROUTES,
+)
 
 
 def internal_app(

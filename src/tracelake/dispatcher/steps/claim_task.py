@@ -23,9 +23,10 @@ from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.end_attempts import wake_next
 from tracelake.dispatcher.steps.task_token import issue_token
-from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskStatus, decide_claim
-from tracelake.store import jobs, operator_state, tasks
+from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskKind, TaskStatus, decide_claim
+from tracelake.store import invalidations, jobs, operator_state, tasks
 from tracelake.store.db import Row, Transaction
+from tracelake.store.invalidations import Written
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
 
 _REFUSALS: dict[ClaimVerdict, NotClaimedReason] = {
@@ -105,6 +106,7 @@ async def _claim(
                 attempt=attempt.attempt,
                 epoch=attempt.epoch,
                 state=attempt.state,
+                written=await _written(tx, task),
             )
             results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
         else:
@@ -184,6 +186,14 @@ def _decide(
             claimed[claim.task_id] = claim
         verdicts.append(verdict)
     return verdicts
+
+
+async def _written(tx: Transaction, task: TaskRow) -> dict[UUID, Written]:
+    """Where a source stands with its outputs. Read after their revisions: who invalidates one in between makes the
+    source do its work again, and never lets it pass over what was taken back."""
+    if task.state.kind is not TaskKind.SOURCE:
+        return {}
+    return await invalidations.written_by_source(tx, task.job_id, task.task_id)
 
 
 _Started = tuple[TaskRow, list[PayloadInput], UUID, StartedAttempt]

@@ -277,6 +277,8 @@ def _used(task: TaskRow) -> list[UsedScope]:
     for read in reads:
         start, end = (task.scope.start, task.scope.end) if task.scope else (0, upto)
         used.append(UsedScope(task.task_id, read.dataset_version, read.revision, start, end))
+        if read.hot is not None:
+            used.append(UsedScope(task.task_id, read.hot.dataset_version, read.hot.revision, start, end))
     if task.scope is not None:
         for version, revision in (task.output_revisions or {}).items():
             used.append(UsedScope(task.task_id, UUID(version), revision, task.scope.start, task.scope.end))

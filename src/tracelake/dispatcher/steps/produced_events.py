@@ -1,7 +1,8 @@
 """Events as a producer may send them: parsed, its own, and resolved to a dataset version.
 
 A task may speak of its own job's outputs only; of any version of them, though what isn't current is only
-kept. A published name means the version that the task itself writes.
+kept. A published name means the version that the task itself writes. One exception: an operator that checks data
+(``takes_back_inputs``) may invalidate what it reads, in the very version that it reads, and say nothing else of it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from tracelake.domain.events import (
     Scope,
     partition_range,
 )
+from tracelake.domain.operator_catalog import CATALOG
 from tracelake.store import datasets
 from tracelake.store.db import Transaction
-from tracelake.store.jobs import JobCard, JobOutput
+from tracelake.store.jobs import JobCard, JobInput, JobOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ def _resolve(
     uuid = ref.dataset_uuid if ref.name is None else by_name.get(ref.name)
     output = own.get(uuid) if uuid is not None else None
     if output is None:
+        if (read := _taken_back(card, uuid, event)) is not None:
+            return ProducedEvent(producer, read.dataset_version, read.storage, event.scope)
         raise Forbidden(
             "NotYourDataset",
             f"{ref.name or ref.dataset_uuid} is not an output of {card.dag_name}/{card.name}",
@@ -137,6 +141,17 @@ def _resolve(
     return ProducedEvent(
         producer, ref.dataset_version, other.version.storage, event.scope, event.revision, own=False
     )
+
+
+def _taken_back(card: JobCard, uuid: UUID | None, event: Event) -> JobInput | None:
+    """The input that this event invalidates, if its producer may do that."""
+    traits = CATALOG.get(card.operator)
+    if traits is None or not traits.takes_back_inputs or not isinstance(event.scope, InvalidationScope):
+        return None
+    for read in card.inputs:
+        if read.dataset_uuid == uuid and event.dataset.dataset_version in (None, read.dataset_version):
+            return read
+    return None
 
 
 def _check_scope(storage: Storage, scope: Scope) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from tracelake.contracts.dispatcher_api import (
+    InvalidateRange,
     JobRef,
+    PayloadHot,
     PayloadInput,
     PayloadInvalidation,
     PayloadOutput,
+    PayloadWritten,
     TaskPayload,
 )
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.dag.model import Storage
 from tracelake.domain.task import TaskKind
 from tracelake.store.db import Row
+from tracelake.store.invalidations import Written
 from tracelake.store.jobs import JobCard, JobOutput
 from tracelake.store.tasks import TaskRow
 
@@ -48,6 +53,7 @@ def render(
     attempt: int,
     epoch: int | None,
     state: Any = None,
+    written: Mapping[UUID, Written] | None = None,
 ) -> TaskPayload:
     return TaskPayload(
         task_id=task.task_id,
@@ -57,7 +63,10 @@ def render(
         operator=card.operator,
         config=card.config,
         inputs=inputs,
-        outputs=[_output(ctx, task, output, outputs, attempt, epoch) for output in card.outputs],
+        outputs=[
+            _output(ctx, task, output, outputs, attempt, epoch, (written or {}).get(output.dataset_version))
+            for output in card.outputs
+        ],
         runtime=task.runtime,
         timeout_seconds=task.timeout_seconds,
         heartbeat_timeout_seconds=task.heartbeat_timeout_seconds,
@@ -82,6 +91,7 @@ def _input(task: TaskRow, row: Row) -> PayloadInput:
         "where": row["where_text"],
         "where_tree": row["where_tree"],
         "invalidation": _invalidation(row),
+        "hot": PayloadHot(row["hot_version"], row["hot_revision"]) if row["hot_version"] else None,
     }
     if row["finalized"] is not None:
         common["finalized"] = row["finalized"]
@@ -104,7 +114,13 @@ def _invalidation(row: Row) -> PayloadInvalidation | None:
 
 
 def _output(
-    ctx: StepContext, task: TaskRow, output: JobOutput, states: OutputState, attempt: int, epoch: int | None
+    ctx: StepContext,
+    task: TaskRow,
+    output: JobOutput,
+    states: OutputState,
+    attempt: int,
+    epoch: int | None,
+    written: Written | None,
 ) -> PayloadOutput:
     revision, name = states[output.dataset_version]
     staging = None
@@ -123,4 +139,10 @@ def _output(
         revision=revision,
         dataset=name,
         staging=staging,
+        written=None if written is None else _written(written),
     )
+
+
+def _written(written: Written) -> PayloadWritten:
+    taken_back = [InvalidateRange(span.start, span.end) for span in written.taken_back]
+    return PayloadWritten(written.cursor, written.finalized, taken_back)

@@ -101,6 +101,10 @@ def _check_outputs(draft: JobDraft, problems: Problems) -> None:
             at = (*declared.path, "name") if declared.name else declared.path
             problems.add_unless_known(at, f"output {seen[output.name]} is named {output.name!r} too")
         seen.setdefault(output.name, output.index)
+        if traits is not None and traits.outputs_by_name and output.name not in (traits.outputs or ()):
+            at = (*declared.path, "name") if declared.name else declared.path
+            known = ", ".join(traits.outputs or ())
+            problems.add_unless_known(at, f"{spec.operator} has no output {output.name!r}; it has {known}")
         if declared.storage is not None and traits is not None and declared.storage not in traits.storages:
             allowed = ", ".join(sorted(traits.storages))
             problems.add_unless_known((*declared.path, "storage"), f"{spec.operator} writes {allowed} only")

@@ -9,10 +9,17 @@ from tracelake.domain.dag.model import DagSpec, DatasetName, ExecutionStrategy, 
 from tracelake.domain.dag.problems import Path, format_path
 from tracelake.domain.dag.world import BufferedRef, JobKey, World
 from tracelake.domain.errors import DagProblem, InvalidDag
+from tracelake.domain.operator_catalog import CATALOG
 
 
 def check_world(new: DagSpec, before: World, after: World, locate: Callable[[Path], int]) -> None:
-    found = [*_taken(new, before), *_unfed(new, after), *_cycles(new, after), *_scopeless(new, after)]
+    found = [
+        *_taken(new, before),
+        *_unfed(new, after),
+        *_cycles(new, after),
+        *_scopeless(new, after),
+        *_unpaired(new, after),
+    ]
     if found:
         raise InvalidDag([DagProblem(locate(path), format_path(path), text) for path, text in found])
 
@@ -61,6 +68,30 @@ def _scopeless(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
             datasets = [edge.source.dataset for edge in triggers if isinstance(edge.source, DatasetName)]
             lost = next(dataset for dataset in datasets if new.published(dataset) is not None)
             yield ("publish", lost), f"job {name} of DAG {dag} runs PerPartition on it and needs partitions"
+
+
+def _unpaired(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
+    """Compactions whose outputs don't each have a hot dataset to be made of, whole."""
+    for index, job in enumerate(new.jobs):
+        traits = CATALOG.get(job.operator)
+        if traits is None or not traits.outputs_named_after_inputs:
+            continue
+        hot = [
+            (place, edge)
+            for place, edge in enumerate(job.inputs)
+            if _storage(after, new.name, edge) is Storage.POSTGRES
+        ]
+        if len(hot) != len(job.outputs):
+            yield (
+                ("jobs", index, "outputs"),
+                f"{job.operator} has one output for each input in postgres: there are {len(job.outputs)} "
+                f"outputs and {len(hot)} such inputs (one {{job, output}} with trigger: false stands for "
+                "that job's further outputs too)",
+            )
+        for place, edge in hot:
+            if edge.where is not None:
+                path = (*_input_path(new, job.name, place), "where")
+                yield path, f"{job.operator} keeps every row of what it reads"
 
 
 def _storage(world: World, dag: str, edge: InputSpec) -> Storage | None:

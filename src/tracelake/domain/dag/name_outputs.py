@@ -35,25 +35,25 @@ def _own_names(draft: JobDraft) -> list[str]:
 
 
 def _names_of_what_is_read(spec: JobSpec, by_name: Mapping[str, JobDraft]) -> list[str]:
-    """One hot input stands for the producer's outputs from there on, several for one output each.
+    """One name for each input that is read.
 
     What only triggers is not read and gives no name: inputs with storage ``none``, and all triggering ones
     when there are others.
     """
-    found: list[list[str]] = []
+    found: list[str] = []
     for edge in [edge for edge in spec.inputs if not edge.trigger] or spec.inputs:
         match edge.source:
             case DatasetName(dataset):
-                found.append([dataset])
+                found.append(dataset)
             case JobOutput(job, output) if job in by_name and job != spec.name:
                 names = [
                     o.name or n for o, n in zip(by_name[job].outputs, _own_names(by_name[job]), strict=True)
                 ]
                 if output < len(names) and _storage(by_name[job], output) is not Storage.NONE:
-                    found.append(names[output:])
+                    found.append(names[output])
             case _:
                 continue
-    return found[0] if len(found) == 1 else [names[0] for names in found]
+    return found
 
 
 def _storage(draft: JobDraft, output: int) -> Storage:

@@ -10,6 +10,7 @@ from tracelake.domain.dag.check_graph import check_graph
 from tracelake.domain.dag.check_jobs import check_job
 from tracelake.domain.dag.check_publish import check_publish
 from tracelake.domain.dag.fields import Fields
+from tracelake.domain.dag.imply_inputs import imply_inputs
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.job_fields import JOB_FIELDS, JOB_NAME, JobDraft, read_job
 from tracelake.domain.dag.model import DagSpec, JobSettings
@@ -33,7 +34,7 @@ def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
     problems = Problems(root, found)
     top = Fields(root, (), problems, TOP_FIELDS)
     name = top.string("name", pattern=JOB_NAME) or ""
-    drafts = _read_jobs(top)
+    drafts = imply_inputs(_read_jobs(top))
     publish = read_publish(top)
     outputs = resolve_outputs(drafts)
     drafts = [

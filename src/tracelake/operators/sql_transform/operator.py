@@ -1,10 +1,11 @@
-"""``sql_transform``: one Spark SQL SELECT over the inputs, written as the job's Parquet output.
+"""``sql_transform``: one Spark SQL SELECT over the inputs, written as the job's output, Parquet or Postgres.
 
     config: { sql: "SELECT block_number, count(*) AS logs FROM logs GROUP BY block_number" }
 
 Inputs are views under their published names (``input_0`` and so on where they have none), cut to the task's scope;
 those without storage only set it. ``scope_blocks(block_number)`` has one row for each block of it. ``sort_by`` (a
-list of columns) and ``blocks_per_file`` say how the files are laid out.
+list of columns) and ``blocks_per_file`` say how files are laid out; ``indexes`` (a list of columns, or of lists of
+them that are looked up together) and ``partition_blocks`` how a table in Postgres is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tracelake.domain.errors import Invalid
+from tracelake.domain.table_layout import TableLayout
 from tracelake.operators.api import operator
 from tracelake.operators.context import Context
 from tracelake.operators.sql_transform.select_check import check_select
@@ -21,15 +25,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SCOPE_BLOCKS = "scope_blocks"
-_CONFIG = {"sql", "sort_by", "blocks_per_file"}
+_FILES = {"sort_by", "blocks_per_file"}
+_TABLE = {"indexes", "partition_blocks"}
 
 
 @operator("sql_transform")
 def sql_transform(ctx: Context) -> None:
     tables = [source for source in ctx.inputs if source.storage != "none"]
-    query, layout = read_config(ctx.config, [source.name for source in tables])
-    if len(ctx.outputs) != 1 or ctx.outputs[0].storage != "parquet":
-        raise Invalid("InvalidConfig", "sql_transform has exactly one output, with storage parquet")
+    if len(ctx.outputs) != 1 or ctx.outputs[0].storage not in ("parquet", "postgres"):
+        raise Invalid(
+            "InvalidConfig", "sql_transform has exactly one output, with storage parquet or postgres"
+        )
+    output = ctx.outputs[0]
+    query, layout = read_config(ctx.config, [source.name for source in tables], output.storage)
     if not ctx.blocks:
         ctx.log.info("nothing to do: no new blocks")
         return
@@ -39,26 +47,50 @@ def sql_transform(ctx: Context) -> None:
         source.dataframe().createOrReplaceTempView(source.name)
     span = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")
     span.createOrReplaceTempView(SCOPE_BLOCKS)
-    written = ctx.outputs[0].write(_select(ctx, query), **layout)
-    ctx.log.info("written", rows=written.row_count, files=len(written.files))
+    result = _select(ctx, query)
+    if output.storage == "postgres":
+        ctx.log.info("staged", rows=output.stage(result, **layout))
+    else:
+        written = output.write(result, **layout)
+        ctx.log.info("written", rows=written.row_count, files=len(written.files))
 
 
-def read_config(config: Mapping[str, Any], names: list[str]) -> tuple[str, dict[str, Any]]:
-    """The checked query, and how to lay out its result."""
-    if unknown := set(config) - _CONFIG:
-        raise _wrong(f"unknown: {', '.join(sorted(unknown))}; it knows {', '.join(sorted(_CONFIG))}")
+def read_config(
+    config: Mapping[str, Any], names: list[str], storage: str = "parquet"
+) -> tuple[str, dict[str, Any]]:
+    """The checked query, and how to lay out its result: what ``write`` or ``stage`` are told beside it."""
+    known = {"sql", *(_FILES if storage == "parquet" else _TABLE)}
+    if unknown := set(config) - known:
+        raise _wrong(f"unknown: {', '.join(sorted(unknown))}; it knows {', '.join(sorted(known))}")
     lowered = [name.lower() for name in names]
     for name in lowered:
         if name == SCOPE_BLOCKS or lowered.count(name) > 1:
             raise _wrong(f"two relations would be called {name!r}")
+    query = check_select(config.get("sql"), [*names, SCOPE_BLOCKS])
+    return query, _files_layout(config) if storage == "parquet" else {"layout": _table_layout(config)}
+
+
+def _files_layout(config: Mapping[str, Any]) -> dict[str, Any]:
     sort_by = config.get("sort_by", [])
     if not isinstance(sort_by, list) or not all(isinstance(name, str) for name in sort_by):
         raise _wrong("sort_by must be a list of column names")
-    size = config.get("blocks_per_file")
+    return {"sort_by": sort_by, "blocks_per_file": _size(config, "blocks_per_file")}
+
+
+def _table_layout(config: Mapping[str, Any]) -> TableLayout:
+    try:
+        listed = msgspec.convert(config.get("indexes", []), list[str | list[str]])
+    except msgspec.ValidationError:
+        raise _wrong("indexes must be a list of column names, or of lists of them") from None
+    indexes = tuple((each,) if isinstance(each, str) else tuple(each) for each in listed)
+    return TableLayout(indexes, _size(config, "partition_blocks"))
+
+
+def _size(config: Mapping[str, Any], name: str) -> int | None:
+    size = config.get(name)
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise _wrong("blocks_per_file must be a whole number, 1 or more")
-    query = check_select(config.get("sql"), [*names, SCOPE_BLOCKS])
-    return query, {"sort_by": sort_by, "blocks_per_file": size}
+        raise _wrong(f"{name} must be a whole number, 1 or more")
+    return size
 
 
 def _select(ctx: Context, query: str) -> DataFrame:

@@ -91,6 +91,18 @@ SELECT q.ordinality AS position, scope_revision(q.dataset_version, q.range_start
 FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) WITH ORDINALITY
     AS q(dataset_version, range_start, range_end, ordinality)
 
+-- name: written_by_source
+-- How far a source has come with its outputs, and what others have taken back of them that it hasn't written again:
+-- its cursor isn't beyond it yet.
+SELECT dv.dataset_version, dc.cursor, dc.finalized, back.starts, back.ends
+FROM dataset_version dv LEFT JOIN dataset_cursor dc USING (dataset_version)
+CROSS JOIN LATERAL (
+    SELECT array_agg(lower(r)) AS starts, array_agg(upper(r) - 1) AS ends
+    FROM unnest((SELECT range_agg(int8range(i.range_start, i.range_end, '[]')) FROM invalidation i
+                 WHERE i.dataset_version = dv.dataset_version AND i.range_end > coalesce(dc.cursor, -1)
+                   AND i.task_id IS DISTINCT FROM $2)) AS r) back
+WHERE dv.job_id = $1
+
 -- name: producer_job
 -- The job that writes a version.
 SELECT job_id FROM dataset_version WHERE dataset_version = $1

@@ -9,6 +9,12 @@ FROM job WHERE job_id = ANY($1::uuid[])
 SELECT dv.job_id, dv.output_index, dv.output_name, dv.dataset_uuid, dv.dataset_version, dv.version_no, dv.storage
 FROM dataset_version dv WHERE dv.job_id = ANY($1::uuid[]) ORDER BY dv.job_id, dv.output_index
 
+-- name: inputs
+-- The versions that a job's generation reads.
+SELECT ji.job_id, ji.dataset_uuid, ji.dataset_version, dv.storage
+FROM job_input ji JOIN dataset_version dv USING (dataset_version)
+WHERE ji.job_id = ANY($1::uuid[]) ORDER BY ji.job_id, ji.input_index
+
 -- name: output_state
 -- What changes about outputs: their revision, and the name they are published under.
 SELECT dv.dataset_version, dv.revision, d.published_name

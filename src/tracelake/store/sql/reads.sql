@@ -118,13 +118,14 @@ SELECT e.* FROM dataset_version dv CROSS JOIN LATERAL (
 WHERE dv.job_id = $1 ORDER BY e.event_id DESC LIMIT $2
 
 -- name: list_datasets
--- A page of datasets in their current version.
+-- A page of datasets in their current version, of all jobs or of some.
 SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.revision, dv.storage, d.write_mode,
        d.dag_name, d.job_name AS job, dv.output_index, dv.output_name, dc.cursor, dc.finalized, dv.created_at,
        (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions
 FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
 LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
-WHERE d.dataset_uuid > $1 ORDER BY d.dataset_uuid LIMIT $2
+WHERE d.dataset_uuid > $1 AND ($3::text IS NULL OR d.dag_name = $3) AND ($4::text IS NULL OR d.job_name = $4)
+ORDER BY d.dataset_uuid LIMIT $2
 
 -- name: dataset_detail
 -- One dataset in its current version, by published name or by uuid.

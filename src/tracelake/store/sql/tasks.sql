@@ -40,9 +40,11 @@ FROM job j WHERE j.job_id = ANY($1::uuid[])
 -- name: claim_inputs
 -- Every input of the claimed tasks as it stands now; what is read here is frozen into the attempt. `as_of` tells
 -- later partitions of an update's input from those that were there: whoever commits one meets the claim on the
--- job's row and draws its number behind it.
+-- job's row and draws its number behind it. What a compacted input, read as it is, still has in Postgres comes with
+-- it.
 SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigger, ji.where_text, ji.where_tree,
        dv.revision, dv.storage, d.published_name, cc.cursor AS consumed, dc.finalized,
+       hot.dataset_version AS hot_version, hot.revision AS hot_revision,
        CASE WHEN c.kind = 'cursor'
             THEN coalesce(dc.cursor, frontier(ji.dataset_version, coalesce(cc.cursor, -1))) END AS position,
        CASE WHEN c.kind = 'cursor' AND ji.trigger AND dc.cursor IS NULL
@@ -70,6 +72,8 @@ LEFT JOIN LATERAL (
       AND (i.revision = cc.inv_revision
            OR (c.kind = 'partition' AND i.range_end >= c.range_start AND i.range_start <= c.range_end))
     ORDER BY i.revision DESC LIMIT 1) inv ON true
+LEFT JOIN dataset_version hot
+    ON NOT ji.trigger AND dv.storage = 'parquet' AND hot.dataset_version = hot_counterpart(ji.dataset_version)
 ORDER BY c.task_id, ji.input_index
 
 -- name: start_attempts

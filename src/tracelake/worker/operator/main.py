@@ -170,9 +170,18 @@ def _attempt(run: Run, log: int, link: AttemptLink, registry: Registry, stage: S
 
 
 def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
+    ctx: Context | None = None
     try:
         function = registry.get(run.task.operator)
-        ctx = Context(run.task, link, state=run.state, staging_dsn=run.staging_dsn)
+        ctx = Context(
+            run.task,
+            link,
+            state=run.state,
+            staging_dsn=run.staging_dsn,
+            reading_dsn=run.reading_dsn,
+            rpc_pool=run.rpc_pool,
+            rpc_pools=run.rpc_pools,
+        )
         link.on_spark_progress = ctx.spark_progress
         if ctx.has_work:
             function(ctx)
@@ -183,6 +192,9 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
         with suppress(BaseException):
             traceback.print_exc()
         return _failed(error, run, link)
+    finally:
+        if ctx is not None:
+            ctx.close()
     return Finished(
         status="Completed", outputs=outputs, events=events, reusable=not holds_secrets(run.environment)
     )

@@ -34,6 +34,8 @@ class SparkConnection:
         self.target = target
         self.channel = spark_channel.open_channel(target)
         self.usable = True
+        self.has_parent = False
+        """Whether the session that attempts are copies of has been made."""
         self._owner = os.getpid()
 
     def connect(self) -> None:

@@ -17,6 +17,8 @@ _DEFAULTS: Final = {
     "spark.scheduler.mode": "FAIR",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A range of blocks is cut before it is fetched; see ``tracelake.evm.source``.
+    "spark.sql.python.filterPushdown.enabled": "true",
     # Spark's own default is a format that other readers of Parquet no longer know.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.session.timeZone": "UTC",
@@ -50,6 +52,8 @@ def server_conf(settings: SparkSettings, folder: Path, python_path: str) -> dict
     if settings.packages:
         conf["spark.jars.packages"] = ",".join(settings.packages)
     if settings.runs_here:
+        # Elsewhere it may not be installed; there it costs every Python worker a moment for its imports.
+        conf.setdefault("spark.python.daemon.module", "tracelake.worker.spark.python_daemon")
         # Spark's internal ports take serialized objects: on this machine too they are for this server alone.
         conf |= {
             "spark.authenticate": "true",

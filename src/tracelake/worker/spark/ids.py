@@ -18,5 +18,11 @@ def session_id(task_id: str, attempt: int, epoch: int) -> str:
     return str(uuid5(_SESSIONS, f"{task_id}/{attempt}/{epoch}"))
 
 
+def parent_session_id(token: str, age: int) -> str:
+    """The session that those of attempts are copies of. Another one for each life of a server, as its token is, and
+    for each ``age`` of it: a session that was idle for too long is gone, and its id refused from then on."""
+    return str(uuid5(_SESSIONS, f"parent/{token}/{age}"))
+
+
 def tag(task_id: str, attempt: int) -> str:
     return f"tracelake-{task_id}-{attempt}"

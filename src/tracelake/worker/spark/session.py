@@ -24,6 +24,7 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.worker.spark import ids as spark_ids
 from tracelake.worker.spark.client import AttemptClient, SparkConnection
 from tracelake.worker.spark.progress import SparkProgress, Told
+from tracelake.worker.spark.shared_python import share_python
 
 _log = logging.getLogger(__name__)
 _open: SparkConnection | None = None
@@ -77,7 +78,7 @@ def begin(
     epoch: int,
     on_progress: Told | None = None,
 ) -> SparkAttempt:
-    """A fresh session for this attempt, active in the calling thread; no round trip is made.
+    """A fresh session for this attempt, active in the calling thread.
 
     ``on_progress`` gets flat fields (stages, stages_done, tasks, tasks_done, rows, bytes), throttled.
     """
@@ -92,6 +93,7 @@ def begin(
         on_rows=progress.add_rows,
     )
     client.register_progress_handler(progress)
+    share_python(connection, client._session_id)
     work = SparkAttempt(client, progress)
     _activate(work.session)
     return work

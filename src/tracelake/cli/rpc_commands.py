@@ -1,0 +1,115 @@
+"""``tracelake rpc``: the pools of JSON-RPC endpoints that chains are read from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelake.cli.failures import ExitCode
+from tracelake.cli.show import print_heading, print_json, print_table
+from tracelake.cli.stack import DEFAULT_HOME, HomeOption, JsonOption
+from tracelake.domain.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from tracelake.contracts.rpc_pool import PoolConfig
+    from tracelake.evm.rpc.probe import EndpointReport, PoolReport
+
+POOLS_FILE = "rpc.toml"
+POOLS_VARIABLE = "TRACELAKE_RPC_POOLS"
+
+rpc_app = typer.Typer(help="RPC pools: where chains are read from.", no_args_is_help=True)
+
+
+@rpc_app.command()
+def status(
+    pool: Annotated[str | None, typer.Argument(help="One pool only.  [default: all of the file]")] = None,
+    pools_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--rpc-pools",
+            help=f"The file with the pools.  [default: {POOLS_VARIABLE}, what a running stack uses, "
+            f"or HOME/{POOLS_FILE}]",
+        ),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask every endpoint of the pools how it does.
+
+    Shows whether it can be reached, its chain, its newest block and how far that is behind the others, how fast
+    it answers, what it doesn't have, and how many calls it takes at once. A few dozen calls are made to each. The
+    exit code is 1 when a pool has no endpoint that works.
+
+    Examples:
+
+        tracelake rpc status
+
+        tracelake rpc status main --rpc-pools ./rpc.toml --json
+    """
+    from tracelake.evm.rpc.probe import probe_pool
+
+    chosen = _chosen(pool, pools_file_of(pools_file, home))
+    reports = [probe_pool(config) for config in chosen]
+    if as_json:
+        print_json({"pools": [_as_json(report) for report in reports]})
+    else:
+        for report in reports:
+            _show(report)
+    if not all(report.works for report in reports):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def pools_file_of(given: Path | None, home: Path | None) -> Path:
+    """Where the pools stand, whether the file is there or not."""
+    from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
+
+    if given is not None:
+        return given
+    place = (home or DEFAULT_HOME).absolute()
+    named = os.environ.get(POOLS_VARIABLE)
+    if not named and (stack := read_handle(place / DEV_FILE, DevHandle)) is not None:
+        named = stack.rpc_pools
+    return Path(named) if named else place / POOLS_FILE
+
+
+def _chosen(pool: str | None, file: Path) -> list[PoolConfig]:
+    from tracelake.evm.rpc.config import load_pools
+
+    if not file.exists():
+        raise NotFound(
+            "NoRpcPools", f"there is no {file}: it says where chains are read from; see docs/chains.md"
+        )
+    pools = load_pools(file)
+    if not pools:
+        raise Invalid("NoRpcPools", f"{file} has no pools: they are written as [pools.NAME]")
+    if pool is None:
+        return list(pools.values())
+    if pool not in pools:
+        raise NotFound("NoRpcPool", f"{file} has no pool {pool!r}: it has {', '.join(sorted(pools))}")
+    return [pools[pool]]
+
+
+def _show(report: PoolReport) -> None:
+    chain = "an unknown chain" if report.chain_id is None else f"chain {report.chain_id}"
+    print_heading(f"{report.pool}  ({chain})")
+    columns = ("endpoint", "state", "head", "lag", "latency", "batch", "lacks", "problem")
+    print_table(columns, [_row(each) for each in report.endpoints])
+
+
+def _row(report: EndpointReport) -> tuple[object, ...]:
+    state = "ok" if report.usable else "not usable" if report.reachable else "not reachable"
+    latency = None if report.latency is None else f"{report.latency * 1000:.0f} ms"
+    lacks = ", ".join(report.lacks) or None
+    return report.name, state, report.head, report.lag, latency, report.batch, lacks, report.problem
+
+
+def _as_json(report: PoolReport) -> dict[str, object]:
+    return {
+        "pool": report.pool,
+        "chain_id": report.chain_id,
+        "works": report.works,
+        "endpoints": report.endpoints,
+    }

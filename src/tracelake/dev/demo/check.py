@@ -1,0 +1,78 @@
+"""What is stored beside what the chain has, read past all that stored it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from tracelake.client import Client
+from tracelake.evm.devchain.chain import DevChain
+from tracelake.evm.keccak import keccak256
+
+_TRANSFER = "0x" + keccak256(b"Transfer(address,address,uint256)").hex()
+_TOPICS_OF_A_COIN = 3
+_WORD = 2 + 64
+
+
+def hashes(chain: DevChain, start: int, end: int) -> list[str]:
+    return [block.hash for block in chain.blocks(start, end)]
+
+
+def count_logs(chain: DevChain, start: int, end: int) -> int:
+    return sum(1 for _ in _logs(chain, start, end))
+
+
+def count_transfers(chain: DevChain, start: int, end: int) -> int:
+    """Transfers of coins: those of collectibles have the same signature and one topic more."""
+    return sum(
+        log["topics"][:1] == [_TRANSFER]
+        and len(log["topics"]) == _TOPICS_OF_A_COIN
+        and len(log["data"]) == _WORD
+        for log in _logs(chain, start, end)
+    )
+
+
+def stored_hashes(client: Client, dataset: str) -> list[str]:
+    """Of a dataset of blocks in Parquet, in the order of the blocks."""
+    return ["0x" + value.hex() for value in _column(client, dataset, "block_hash")]
+
+
+def stored_rows(client: Client, dataset: str) -> int:
+    return sum(partition.row_count or 0 for partition in client.partitions(dataset, limit=1000).partitions)
+
+
+def hot_hashes(client: Client, data_dsn: str, dataset: str) -> list[str]:
+    """The same for one in Postgres."""
+    rows = _hot(client, data_dsn, dataset, "SELECT block_hash FROM {} ORDER BY block_number")
+    return ["0x" + bytes(row[0]).hex() for row in rows]
+
+
+def hot_rows(client: Client, data_dsn: str, dataset: str) -> int:
+    [(rows,)] = _hot(client, data_dsn, dataset, "SELECT count(*) FROM {}")
+    return int(rows)
+
+
+def _hot(client: Client, data_dsn: str, dataset: str, query: str) -> list[tuple[Any, ...]]:
+    table = sql.Identifier("data", f"d_{client.dataset(dataset).dataset_version.hex}")
+    with psycopg.connect(data_dsn) as data:
+        return data.execute(sql.SQL(query).format(table)).fetchall()
+
+
+def _column(client: Client, dataset: str, column: str) -> Iterator[bytes]:
+    """By the list of files that the commits name."""
+    import pyarrow.parquet as pq
+
+    for partition in client.partitions(dataset, limit=1000).partitions:
+        for location in partition.files:
+            yield from pq.read_table(unquote(urlsplit(location).path)).column(column).to_pylist()
+
+
+def _logs(chain: DevChain, start: int, end: int) -> Iterator[dict[str, Any]]:
+    for block in chain.blocks(start, end):
+        for receipt in block.receipts:
+            yield from orjson.loads(receipt)["logs"]

@@ -1,0 +1,1 @@
+"""``integrity_check``: stored blocks against themselves and against the chain; what is wrong is taken back."""

@@ -1,0 +1,37 @@
+"""Spark's Python daemon with imports done: the workers that it forks have them from their first moment.
+
+Run by Spark as ``python -m tracelake.worker.spark.python_daemon`` (``spark.python.daemon.module``). The one
+thread that these imports start is an allocator's, made to be forked; a module that starts others has no place here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+
+from pyspark.daemon import manager
+
+EXECUTOR = "pyspark.worker"
+USUAL = (
+    EXECUTOR,
+    "pyspark.sql.conversion",
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "tracelake.operators.evm_ingest.write_cell",
+    "tracelake.operators.spark_cells",
+)
+
+
+def main() -> None:
+    # Spark has daemons for its planner too, which fork once or twice in a query.
+    for module in USUAL if sys.argv[1:] == [EXECUTOR] else ():
+        # Whatever is wrong with it is told to whoever uses it.
+        with suppress(Exception):
+            importlib.import_module(module)
+    manager()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""A minute of it all at once: a node that reorganises and shrinks, an endpoint that lies, processes that die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracelake.testing.chain_soak.run import run
+
+MISHAPS = (
+    "reorg",
+    "shrink",
+    "wrong_answers",
+    "follower_killed",
+    "spark_worker_killed",
+    "spark_server_killed",
+    "data_database_killed",
+    "dispatcher_killed",
+    "killed_between_commit_and_event",
+    "killed_before_its_event_was_answered",
+    "stopped_past_its_lease",
+)
+
+
+def test_every_table_equals_what_the_node_says_after_reorgs_and_crashes(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = run(tmp_path, seconds=60, seed=4, say=lines.append)
+    assert report.wrong == [], "\n".join(lines)
+    assert [name for name in MISHAPS if not report.happened.get(name)] == [], "\n".join(lines)
+    assert report.happened["looks"]
+    assert report.happened["reorgs_followed"]
