@@ -10,10 +10,11 @@ SOURCES := src tests bench
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: bench help install demo test check format simulate bench-control lock dev clean
+.PHONY: bench help install demo test check format simulate soak lock dev clean \
+	bench-control bench-ingest bench-tip bench-compact
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\n  PYTHON=...       the interpreter that makes $(VENV) (otherwise the first >= 3.11 that is found)\n'
 	@printf '  PYTEST_ARGS=...  what pytest is called with (now: $(PYTEST_ARGS))\n'
 
@@ -38,10 +39,22 @@ format: $(STAMP) ## Rewrite the code in the house format
 simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
 	$(PY) -m tracelake.testing.simulation --seeds $(or $(SEEDS),100)
 
-bench: bench-control ## Run every benchmark
+soak: $(STAMP) ## Follow a real node through reorgs and crashes for SECONDS (300), then compare every table
+	$(PY) -m tracelake.testing.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)
+
+bench: bench-control bench-ingest bench-tip bench-compact ## Run every benchmark
 
 bench-control: $(STAMP) ## Measure the control plane, one JSON line per workload (bench/README.md)
 	$(PY) -m bench.control
+
+bench-ingest: $(STAMP) ## Blocks, transactions and logs of one chain to files: ours beside cryo and ethereum-etl
+	$(PY) -m bench.ingest
+
+bench-tip: $(STAMP) ## From mined to visible in hot Postgres, two blocks a second for two minutes
+	$(PY) -m bench.tip
+
+bench-compact: $(STAMP) ## Hot rows to Parquet, beside plain COPY
+	$(PY) -m bench.compact
 
 dev: $(STAMP) ## Run the whole stack in the foreground, its data in .tracelake
 	$(VENV)/bin/tracelake dev --home .tracelake
@@ -63,6 +76,7 @@ $(STAMP): | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --require-hashes -r $(LOCK)
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@scripts/install-system-packages
+	@VENV=$(VENV) scripts/install-anvil
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
