@@ -44,13 +44,16 @@ FRONTIER = 12
 DATASETS = (Dataset.BLOCKS, Dataset.TRANSACTIONS, Dataset.LOGS)
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 
-# In a process of its own: it brings an async runtime and a thread pool along.
+# In a process of its own: it brings an async runtime and a thread pool along. That process leaves without cleaning
+# up: the files are written, and a thread of the runtime that still lets go of Python now and then aborts it.
 CRYO = """
+import os
 import sys
 import cryo
 dataset, blocks, url, folder = sys.argv[1:]
 cryo.freeze(dataset, blocks=[blocks], rpc=url, output_dir=folder, chunk_size=100_000, include_columns=["all"],
             verbose=False, overwrite=True)
+os._exit(0)
 """
 
 # Its chains are built and read once.

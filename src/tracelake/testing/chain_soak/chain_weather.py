@@ -62,6 +62,10 @@ class ChainWeather:
         self._chain.reorg(depth)
         return True
 
+    def bury(self) -> None:
+        """What there is becomes final: no later reorg can put right what was missed of an earlier one."""
+        self.grow(self._finality + 1)
+
     def settle(self, blocks: int) -> int:
         """Grow to so many blocks above all that there ever were, so that these become final; the head."""
         return self.grow(self._highest - self._anvil.head + blocks)

@@ -1,8 +1,8 @@
 """What happens to a follower at the worst moment: when its rows are committed and nobody has heard of it, and when
 another one has taken over and it still has rows to commit.
 
-The chain is made to reorganise at that moment. An invalidation that got lost, or rows of a fork that has gone,
-would stay in the tables to the end.
+The chain is made to reorganise at that moment, and to go on until that is final. So an invalidation that got lost,
+or rows of a fork that has gone, would stay in the tables to the end.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class CommitMishaps:
                 self._chain.grow(_ZOMBIE_BLOCKS)
                 within(_COMMIT_SECONDS, self._with_data(lambda data: _has_staged(data, running)))
                 self._chain.reorg(_ZOMBIE_BLOCKS + 1)
+                self._chain.bury()
             if within(2 * PATIENCE, lambda: self._successor(running)) is None:
                 return False
         return within(_REFUSED_SECONDS, lambda: self._stack.commits_refused() > refused) is not None
@@ -84,6 +85,7 @@ class CommitMishaps:
                 unsaid = within(_COMMIT_SECONDS, self._with_data(lambda data: _has_unsaid(data, running)))
                 send(running.pid, signal.SIGKILL)
                 send(dispatcher, then)
+            self._chain.bury()
         return unsaid is not None
 
     def _everybody_is_in_step(self) -> bool:
