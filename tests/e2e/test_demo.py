@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
+# Not beside the other one that takes the whole machine.
+pytestmark = pytest.mark.xdist_group("whole_stack")
+
 
 def test_the_demo_ends_with_every_chunk_exactly_once() -> None:
     run = subprocess.run(

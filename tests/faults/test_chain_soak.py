@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tracelake.testing.chain_soak.run import run
+
+# Not beside the demo: each takes the whole machine.
+pytestmark = pytest.mark.xdist_group("whole_stack")
 
 MISHAPS = (
     "reorg",
