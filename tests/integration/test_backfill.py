@@ -13,8 +13,7 @@ import pytest
 from tracelake.testing.backfill_scene import BackfillScene
 from tracelake.testing.dev_stack import eventually, tracelake
 from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.testing.worker_scene import WorkerScene, shared_scene
 
 OPERATORS = str(Path(__file__).with_name("backfill_operators.py"))
 
@@ -25,14 +24,11 @@ pytestmark = pytest.mark.xdist_group("backfill")
 def scene(
     postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerScene]:
-    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
     with (
-        open_scene(Databases(*dsns), tmp_path_factory.mktemp("backfill")) as opened,
+        shared_scene(postgres_cluster, tmp_path_factory.mktemp("backfill")) as opened,
         opened.working("worker", "--operators", OPERATORS),
     ):
         yield opened
-    for dsn in dsns:
-        postgres_cluster.drop(dsn)
 
 
 def test_a_range_is_filled_in_chunk_by_chunk_and_a_second_time_costs_nothing(scene: WorkerScene) -> None:

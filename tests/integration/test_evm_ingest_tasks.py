@@ -18,10 +18,9 @@ from tracelake.evm.rpc.config import pool_of
 from tracelake.evm.rpc.pool import Pool
 from tracelake.testing.faulty_rpc import Fault, FaultyRpc
 from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.site import Databases
 from tracelake.testing.spark import SharedSpark, unsupervised
 from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.testing.worker_scene import WorkerScene, shared_scene
 
 NAMES = ("blocks", "transactions", "logs")
 KEY = "k3y-that-nobody-should-see"
@@ -31,11 +30,8 @@ KEY = "k3y-that-nobody-should-see"
 def scene(
     postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerScene]:
-    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
-    with open_scene(Databases(*dsns), tmp_path_factory.mktemp("ingest")) as opened:
+    with shared_scene(postgres_cluster, tmp_path_factory.mktemp("ingest")) as opened:
         yield opened
-    for dsn in dsns:
-        postgres_cluster.drop(dsn)
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,8 @@ from tracelake.testing.data_database import install_data, role_dsn
 from tracelake.testing.dev_stack import eventually
 from tracelake.testing.follow_scene import USUAL, node_blocks, node_table, stored_table
 from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.site import Databases
 from tracelake.testing.spark import unsupervised
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.testing.worker_scene import WorkerScene, shared_scene
 
 CONFIG = {"chain_id": 1, "rpc_pool": "main", "catch_up": "spark", "max_blocks_per_commit": 300}
 
@@ -35,11 +34,8 @@ def data_dsn(postgres_cluster: SharedPostgres) -> Iterator[str]:
 def scene(
     postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerScene]:
-    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
-    with open_scene(Databases(*dsns), tmp_path_factory.mktemp("catch_up")) as opened:
+    with shared_scene(postgres_cluster, tmp_path_factory.mktemp("catch_up")) as opened:
         yield opened
-    for dsn in dsns:
-        postgres_cluster.drop(dsn)
 
 
 def test_a_follower_catches_up_on_spark_and_then_follows_the_tip(

@@ -12,9 +12,8 @@ import pytest
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.testing.dev_stack import descendants, eventually
 from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.site import Databases
 from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.testing.worker_scene import WorkerScene, shared_scene
 
 OPERATORS = str(Path(__file__).with_name("wrapper_operators.py"))
 
@@ -25,11 +24,8 @@ pytestmark = pytest.mark.xdist_group("wrapper")
 def scene(
     postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerScene]:
-    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
-    with open_scene(Databases(*dsns), tmp_path_factory.mktemp("wrapper")) as opened:
+    with shared_scene(postgres_cluster, tmp_path_factory.mktemp("wrapper")) as opened:
         yield opened
-    for dsn in dsns:
-        postgres_cluster.drop(dsn)
 
 
 @pytest.fixture(scope="module")

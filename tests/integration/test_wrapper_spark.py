@@ -13,9 +13,8 @@ import pytest
 from tracelake.contracts.user_api import TaskDetail
 from tracelake.testing.dev_stack import descendants, eventually, is_gone
 from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.site import Databases
 from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.testing.worker_scene import WorkerScene, shared_scene
 
 OPERATORS = str(Path(__file__).with_name("wrapper_operators.py"))
 SPARK = "ecs_spark"
@@ -27,11 +26,8 @@ pytestmark = pytest.mark.xdist_group("spark")
 def scene(
     postgres_cluster: SharedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WorkerScene]:
-    dsns = [postgres_cluster.clone("empty", lambda _: None) for _ in range(2)]
-    with open_scene(Databases(*dsns), tmp_path_factory.mktemp("spark")) as opened:
+    with shared_scene(postgres_cluster, tmp_path_factory.mktemp("spark")) as opened:
         yield opened
-    for dsn in dsns:
-        postgres_cluster.drop(dsn)
 
 
 @pytest.fixture(scope="module")

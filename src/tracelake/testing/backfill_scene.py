@@ -10,7 +10,7 @@ from typing import Any
 
 from tracelake.contracts.user_api import TaskSummary
 from tracelake.testing.dev_stack import tracelake
-from tracelake.testing.worker_scene import WorkerScene
+from tracelake.testing.worker_scene import MANUAL_SOURCE, WorkerScene
 
 CHUNK = 10
 
@@ -27,13 +27,6 @@ class BackfillScene:
 
     def deploy(self, *, concurrency: int = 1, **config: Any) -> None:
         reactive = {"activation": "reactive", "execution_strategy": "PerPartition"}
-        source = {
-            "name": "src",
-            "activation": "source",
-            "runtime": "dispatcher",
-            "source": {"kind": "manual"},
-            "outputs": 1,
-        }
         split = {
             "name": "split",
             **reactive,
@@ -54,7 +47,7 @@ class BackfillScene:
             "config": config,
             "scaling": {"max_concurrency": concurrency},
         }
-        dag = {"name": self.dag, "jobs": [source, split, ingest]}
+        dag = {"name": self.dag, "jobs": [MANUAL_SOURCE, split, ingest]}
         self.scene.client.deploy(json.dumps(dag).encode())
 
     @property

@@ -14,10 +14,18 @@ from tracelake.client import Client
 from tracelake.contracts.user_api import TaskDetail
 from tracelake.testing.dev_stack import eventually
 from tracelake.testing.dispatcher_process import DispatcherProcess
+from tracelake.testing.shared_postgres import SharedPostgres
 from tracelake.testing.site import Databases
 from tracelake.testing.worker_process import WorkerProcess
 
 ENDED = ("Completed", "Failed", "Canceled")
+MANUAL_SOURCE: Mapping[str, Any] = {
+    "name": "src",
+    "activation": "source",
+    "runtime": "dispatcher",
+    "source": {"kind": "manual"},
+    "outputs": 1,
+}
 
 
 @dataclass(slots=True)
@@ -61,13 +69,6 @@ class WorkerScene:
 
     def deploy(self, dag: str, operator: str, *, more: Sequence[Any] = (), **fields: Any) -> None:
         """A source, one job of the operator that gets a task for each range, and ``more`` jobs."""
-        source = {
-            "name": "src",
-            "activation": "source",
-            "runtime": "dispatcher",
-            "source": {"kind": "manual"},
-            "outputs": 1,
-        }
         job = {
             "name": "work",
             "activation": "reactive",
@@ -79,7 +80,7 @@ class WorkerScene:
             "retry": {"base": 0, "max": 1},
             **fields,
         }
-        self.client.deploy(json.dumps({"name": dag, "jobs": [source, job, *more]}).encode())
+        self.client.deploy(json.dumps({"name": dag, "jobs": [MANUAL_SOURCE, job, *more]}).encode())
 
     def deploy_source(self, dag: str, operator: str, **fields: Any) -> None:
         """One that always runs, as the DAG's only task."""
@@ -141,6 +142,16 @@ def open_scene(
             yield WorkerScene(databases, folder, replica, client, clients)
     finally:
         asyncio.run(replica.close())
+
+
+@contextmanager
+def shared_scene(cluster: SharedPostgres, folder: Path) -> Iterator[WorkerScene]:
+    """A scene on databases of its own in the run's one cluster."""
+    dsns = [cluster.clone("empty", lambda _: None) for _ in range(2)]
+    with open_scene(Databases(*dsns), folder) as opened:
+        yield opened
+    for dsn in dsns:
+        cluster.drop(dsn)
 
 
 def _client(replica: DispatcherProcess) -> Client:
