@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 import asyncpg
@@ -21,7 +22,7 @@ from tracelake.dispatcher.invoker_client import InvokerClient
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.loops.every import every
 from tracelake.dispatcher.loops.hand_over import HandOvers
-from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations
+from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations, look_who_is_there
 from tracelake.dispatcher.loops.invokers import Invokers
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.heartbeat import heartbeat
@@ -60,8 +61,9 @@ async def replica(
     registry = CollectorRegistry()
     invokers = Invokers()
     client = InvokerClient(lambda: tokens, answer_seconds=answer)
-    hand_overs = HandOvers(CoalescingDispatch(ctx), client, invokers, registry, door_seconds=door)
-    functions = FunctionInvocations(ctx.db, invokers, hand_overs, registry)
+    look = partial(look_who_is_there, ctx.db, invokers)
+    hand_overs = HandOvers(CoalescingDispatch(ctx), client, invokers, look, registry, door_seconds=door)
+    functions = FunctionInvocations(ctx.db, invokers, look, hand_overs, registry)
     delivery = OutboxDelivery(
         ctx.db, NoQueue(), ctx.runtimes, lambda task_id: None, functions.offer, registry
     )
@@ -313,6 +315,22 @@ async def test_an_invoker_that_takes_nothing_costs_no_attempt(ctx: StepContext, 
         assert (row["status"], row["failures"], row["attempt"]) == ("Running", 0, got.attempt)
         history = await here.talk.attempts(task_id)
         assert {each["outcome"] for each in history[:-1]} == {"Released"}
+
+
+async def test_the_successor_of_an_invoker_that_left_gets_the_same_attempt(ctx: StepContext) -> None:
+    async with replica(ctx) as here, scripted_invoker() as former, scripted_invoker() as successor:
+        await here.register(former.url)
+        await one_task(here.talk)
+        await former.until_taken(1)
+        await former.stop()
+        await here.register(former.url, concurrency=0)
+        await here.register(successor.url)
+        # Within a moment of the last look, so that only the one that left is known.
+        await here.talk.trigger(10, 19)
+        [got] = await successor.until_taken(1)
+        assert [each["outcome"] for each in await here.talk.attempts(got.task_id)] == [None]
+        assert got.attempt == 1
+        await former.start()
 
 
 async def test_what_an_invoker_rejects_fails_with_what_it_said(ctx: StepContext) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from tracelake.dispatcher.listener import Listener
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.loops.every import every
 from tracelake.dispatcher.loops.hand_over import HandOvers
-from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations
+from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations, look_who_is_there
 from tracelake.dispatcher.loops.invokers import Invokers
 from tracelake.dispatcher.loops.observe_state import observe_state
 from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
@@ -201,11 +202,12 @@ def _functions(
 ) -> FunctionInvocations:
     invokers = Invokers()
     client = InvokerClient(lambda: valid_tokens(settings.worker_token_file))
-    hand_overs = HandOvers(dispatch, client, invokers, registry)
     fixed = (
         [InvokerRow(settings.invoker_url.rstrip("/"), FIXED_INVOKER_CALLS)] if settings.invoker_url else []
     )
-    return FunctionInvocations(dispatch.ctx.db, invokers, hand_overs, registry, always_there=fixed)
+    look = partial(look_who_is_there, dispatch.ctx.db, invokers, fixed)
+    hand_overs = HandOvers(dispatch, client, invokers, look, registry)
+    return FunctionInvocations(dispatch.ctx.db, invokers, look, hand_overs, registry)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
@@ -30,7 +30,7 @@ from tracelake.dispatcher.invoker_client import Handed, HandOver, InvokerClient
 from tracelake.dispatcher.loops.invokers import Invokers, Turn
 from tracelake.dispatcher.loops.until_answered import until_answered
 from tracelake.dispatcher.runtimes import INVOKE_MARGIN_SECONDS
-from tracelake.domain.errors import TracelakeError
+from tracelake.domain.errors import TracelakeError, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -41,11 +41,14 @@ _PAUSES = (0.01, 0.25)
 
 
 class HandOvers:
+    """``look`` brings ``invokers`` up to date: one that left is often followed by another at once."""
+
     def __init__(
         self,
         dispatch: Dispatch,
         client: InvokerClient,
         invokers: Invokers,
+        look: Callable[[], Awaitable[None]],
         registry: CollectorRegistry,
         *,
         door_seconds: float = DOOR_SECONDS,
@@ -53,6 +56,7 @@ class HandOvers:
         self._dispatch = dispatch
         self._client = client
         self._invokers = invokers
+        self._look = look
         self._door_seconds = door_seconds
         self._stopping = asyncio.Event()
         self._ended = Counter(
@@ -108,6 +112,10 @@ class HandOvers:
             if handed.outcome not in (Handed.FULL, Handed.AWAY):
                 return handed
             other = self._invokers.choose_other(turn.invoker, loop.time())
+            if other is None and handed.outcome is Handed.AWAY:
+                with suppress(Unavailable):
+                    await self._look()
+                other = self._invokers.choose_other(turn.invoker, loop.time())
             if other is not None:
                 turn.move(other)
             elif handed.outcome is Handed.AWAY or loop.time() + pause > until:

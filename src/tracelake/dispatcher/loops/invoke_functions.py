@@ -9,7 +9,7 @@ after a while and shows why; an invoker that comes makes them due at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from uuid import UUID
@@ -37,22 +37,27 @@ _NEVER_GIVEN_UP = 2**31 - 1
 Settle = Callable[[Sequence[int]], None]
 
 
-class FunctionInvocations:
+async def look_who_is_there(db: Database, known: Invokers, always_there: Sequence[InvokerRow] = ()) -> None:
     """``always_there`` are invokers that are configured and don't register themselves."""
+    present = await db.run(invokers.present, lock=DeployLock.NONE)
+    known.see([*always_there, *present])
+
+
+class FunctionInvocations:
+    """``look`` brings ``known`` up to date."""
 
     def __init__(
         self,
         db: Database,
         known: Invokers,
+        look: Callable[[], Awaitable[None]],
         hand_overs: HandOvers,
         registry: CollectorRegistry,
-        *,
-        always_there: Sequence[InvokerRow] = (),
     ) -> None:
         self._db = db
         self._hand_overs = hand_overs
         self._invokers = known
-        self._always_there = list(always_there)
+        self._look = look
         self._looked_at = float("-inf")
         self._waiting: dict[UUID, tuple[OutboxEntry, Settle]] = {}
         self._in_hand: dict[UUID, asyncio.Task[None]] = {}
@@ -105,9 +110,8 @@ class FunctionInvocations:
             return
         now = asyncio.get_running_loop().time()
         if not len(self._invokers) or now - self._looked_at >= LOOK_SECONDS:
-            present = await self._db.run(invokers.present, lock=DeployLock.NONE)
+            await self._look()
             self._looked_at = now
-            self._invokers.see([*self._always_there, *present])
         self._begin(now)
         if self._waiting and (why := self._invokers.why_nobody(now)):
             await self._put_back(why)
