@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tracelake.dispatcher.api.edge import Surface
-from tracelake.dispatcher.api.openapi import declared
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.serving.edge import Surface
+from tracelake.serving.openapi import declared
 from tracelake.testing.surfaces import Surfaces, open_surfaces
 
 ID = "7e0c9a52-93d5-4a53-8d0e-0d0c6c6f5f11"

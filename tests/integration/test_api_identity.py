@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.api.apps import INTERNAL_ROUTES, user_app
 from tracelake.dispatcher.api.dispatch import DirectDispatch
-from tracelake.dispatcher.api.http_metrics import HttpMetrics
-from tracelake.dispatcher.api.identity import IDENTITY, Identity
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.serving.http_metrics import HttpMetrics
+from tracelake.serving.identity import IDENTITY, Identity
 from tracelake.store import users
 from tracelake.testing.surfaces import OLD_WORKER_TOKEN, Surfaces, open_surfaces
 

@@ -20,10 +20,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from tracelake.dispatcher.api.apps import internal_app, user_app
-from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.coalescing_dispatch import CoalescingDispatch
 from tracelake.dispatcher.invoker_client import InvokerClient
-from tracelake.dispatcher.listener import Listener
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.loops.every import every
 from tracelake.dispatcher.loops.hand_over import HandOvers
@@ -45,6 +43,8 @@ from tracelake.objects.directory import DirectoryStore
 from tracelake.queue.base import Queue
 from tracelake.queue.install import install
 from tracelake.queue.postgres import PostgresQueue
+from tracelake.serving.http_metrics import HttpMetrics
+from tracelake.serving.listener import Listener
 from tracelake.store import users
 from tracelake.store.db import Database, DeployLock, Transaction, close_pool, open_pool
 from tracelake.store.invokers import InvokerRow

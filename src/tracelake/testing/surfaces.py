@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.api.apps import internal_app, user_app
 from tracelake.dispatcher.api.dispatch import DirectDispatch, Dispatch
-from tracelake.dispatcher.api.edge import Surface
-from tracelake.dispatcher.api.http_metrics import HttpMetrics
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.serving.edge import Surface
+from tracelake.serving.http_metrics import HttpMetrics
 from tracelake.store import users
 from tracelake.store.db import Transaction
 from tracelake.tokens.jwks import PublicKeys

@@ -9,35 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 
+from tracelake.dispatcher.api.authenticators import TaskAuthenticator, UserAuthenticator, WorkerAuthenticator
 from tracelake.dispatcher.api.bundle_routes import BUNDLE_ROUTES, INVOKER_ROUTES
 from tracelake.dispatcher.api.coverage_views import COVERAGE_VIEWS
 from tracelake.dispatcher.api.dag_routes import DAG_ROUTES
 from tracelake.dispatcher.api.dataset_views import DATASET_VIEWS
 from tracelake.dispatcher.api.dispatch import Dispatch
-from tracelake.dispatcher.api.edge import Surface
-from tracelake.dispatcher.api.health_routes import HEALTH_ROUTES
-from tracelake.dispatcher.api.http_metrics import HttpMetrics
-from tracelake.dispatcher.api.identity import (
-    IDENTITY,
-    Authentication,
-    Authenticator,
-    Identity,
-    TaskAuthenticator,
-    UserAuthenticator,
-    WorkerAuthenticator,
-)
 from tracelake.dispatcher.api.job_routes import JOB_ROUTES
-from tracelake.dispatcher.api.openapi import document
-from tracelake.dispatcher.api.problems import framework_refusal
 from tracelake.dispatcher.api.request import ApiRequest
-from tracelake.dispatcher.api.services import Check, Services
+from tracelake.dispatcher.api.services import DispatcherServices
 from tracelake.dispatcher.api.state_clock import StateClock
 from tracelake.dispatcher.api.task_routes import TASK_ROUTES
 from tracelake.dispatcher.api.task_views import TASK_VIEWS
 from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
+from tracelake.serving.edge import Surface
+from tracelake.serving.health_routes import HEALTH_ROUTES
+from tracelake.serving.http_metrics import HttpMetrics
+from tracelake.serving.identity import Authenticator, Identity
+from tracelake.serving.services import Check
+from tracelake.serving.surface import build_surface, describe_routes
 from tracelake.store import clock
 from tracelake.store.db import Database, DeployLock
 from tracelake.tokens.jwks import PublicKeys
@@ -92,7 +84,7 @@ def user_app(
 
 def describe(name: str, routes: Sequence[HTTPRouteHandler]) -> bytes:
     """The OpenAPI document of a port without serving it: what clients and tests are made from."""
-    return document(_title(name), _litestar(routes, Authentication({})).routes)
+    return describe_routes(_title(name), routes, ApiRequest)
 
 
 def _surface(
@@ -104,32 +96,14 @@ def _surface(
     checks: Mapping[str, Check] | None,
     timeout: float,
 ) -> Surface:
-    for route in routes:
-        identity = route.opt[IDENTITY]
-        if identity is not Identity.NOBODY and identity not in authenticators:
-            raise ValueError(f"{route.paths}: the {name} port can't authenticate a {identity}")
-    authentication = Authentication(authenticators)
-    litestar = _litestar(routes, authentication)
-    services = Services(
+    services = DispatcherServices(
         dispatch=dispatch,
         registry=metrics.registry,
         checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
         now=StateClock(dispatch.ctx.db).now,
-        openapi=document(_title(name), litestar.routes),
+        openapi=describe(name, routes),
     )
-    return Surface(name, litestar, authentication, services, metrics, timeout)
-
-
-def _litestar(routes: Sequence[HTTPRouteHandler], authentication: Authentication) -> Litestar:
-    return Litestar(
-        routes,
-        guards=[authentication.guard],
-        request_class=ApiRequest,
-        exception_handlers={Exception: framework_refusal},
-        openapi_config=None,
-        logging_config=None,
-        debug=False,
-    )
+    return build_surface(name, routes, authenticators, services, ApiRequest, metrics, timeout)
 
 
 def _title(name: str) -> str:

@@ -13,9 +13,6 @@ from tracelake.contracts.bundles import (
     InvokerRegistered,
     InvokerRegistration,
 )
-from tracelake.dispatcher.api.answer import Answer, FileAnswer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.read import read
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.steps.keep_bundle import keep_bundle
@@ -23,6 +20,9 @@ from tracelake.dispatcher.steps.register_invoker import register_invoker
 from tracelake.domain.bundle_zip import MAX_BUNDLE_BYTES
 from tracelake.domain.errors import NotFound
 from tracelake.objects.layout import bundle_location
+from tracelake.serving.answer import Answer, FileAnswer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.store import bundles
 
 ZIP = "application/zip"

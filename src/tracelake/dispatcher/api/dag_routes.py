@@ -14,15 +14,15 @@ from tracelake.contracts.user_api import (
     PlannedName,
     PlanResponse,
 )
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.read import read
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.steps.deploy_dag import Deployed, deploy_dag, plan_dag
 from tracelake.domain.dag.plan import DeployPlan
 from tracelake.domain.dag.render_plan import render
 from tracelake.domain.errors import BadRequest
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.store import reads
 
 YAML = "application/yaml"

@@ -9,11 +9,11 @@ from tracelake.contracts.user_api import (
     PartitionPage,
     PartitionQuery,
 )
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.read import read
 from tracelake.dispatcher.api.request import ApiRequest
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.store import reads
 
 

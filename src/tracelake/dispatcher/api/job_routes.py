@@ -6,13 +6,13 @@ from msgspec.json import Decoder
 
 from tracelake.contracts.dispatcher_api import TriggerRequest, TriggerResponse
 from tracelake.contracts.user_api import FailedDeliveries, JobPaused, OutboxQuery, Replayed, ReplayRequest
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.read import read
 from tracelake.dispatcher.api.request import ApiRequest, decode_body
 from tracelake.dispatcher.steps.accept_events import trigger_source
 from tracelake.dispatcher.steps.pause_job import set_job_paused
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.store import outbox, reads
 
 TRIGGER = Decoder(TriggerRequest)

@@ -1,27 +1,17 @@
-"""What the routes of a surface are given; it travels with each request, so routes are plain functions."""
+"""What the Dispatcher's routes are given besides what every surface has."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-
-from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.api.dispatch import Dispatch
 from tracelake.dispatcher.steps.context import StepContext
-
-Check = Callable[[], Awaitable[None]]
-"""Returns when what it looks at can be used, and raises otherwise."""
+from tracelake.serving.services import Services
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherServices(Services):
     dispatch: Dispatch
-    registry: CollectorRegistry
-    checks: Mapping[str, Check]
-    now: Callable[[], Awaitable[datetime]]
-    openapi: bytes
 
     @property
     def ctx(self) -> StepContext:

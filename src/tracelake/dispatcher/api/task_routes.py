@@ -14,13 +14,14 @@ from tracelake.contracts.dispatcher_api import (
     HeartbeatRequest,
     HeartbeatResponse,
 )
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity, check_own_attempt
+from tracelake.dispatcher.api.authenticators import check_own_attempt
 from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, check_size
 from tracelake.dispatcher.api.worker_routes import COMPLETE, EVENTS, HEARTBEAT
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 
 
 @endpoint(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tracelake.contracts.user_api import TaskChanged, TaskDetail, TaskPage, TaskQuery
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.read import read
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.steps.cancel_task import cancel_task
 from tracelake.dispatcher.steps.retry_task import retry_task
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.store import reads
 
 CHANGING = Operation(identity=Identity.USER, answers={200: TaskChanged}, refusals=(409,))

@@ -29,9 +29,6 @@ from tracelake.contracts.dispatcher_api import (
     TaskStateRequest,
     TaskStateResponse,
 )
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
 from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, check_size
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.fetch_task import fetch_task
@@ -39,6 +36,9 @@ from tracelake.dispatcher.steps.heartbeat import heartbeat
 from tracelake.dispatcher.steps.list_inputs import list_inputs
 from tracelake.dispatcher.steps.save_state import save_state
 from tracelake.domain.errors import TracelakeError
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
 from tracelake.tokens.jwks import Jwks
 
 CLAIM = Decoder(ClaimRequest)

@@ -14,13 +14,13 @@ from typing import Any
 from litestar import Litestar
 from litestar.types import HTTPScope, Message, Receive, Send
 
-from tracelake.dispatcher.api.endpoint import Handler
-from tracelake.dispatcher.api.http_metrics import HttpMetrics
-from tracelake.dispatcher.api.identity import Authentication, Identity
-from tracelake.dispatcher.api.openapi import declared
-from tracelake.dispatcher.api.problems import problem, problem_answer, refusal
-from tracelake.dispatcher.api.request import ApiRequest
-from tracelake.dispatcher.api.services import Services
+from tracelake.serving.endpoint import Handler
+from tracelake.serving.http_metrics import HttpMetrics
+from tracelake.serving.identity import Authentication, Identity
+from tracelake.serving.openapi import declared
+from tracelake.serving.problems import problem, problem_answer, refusal
+from tracelake.serving.request import ApiRequest
+from tracelake.serving.services import Services
 
 
 class Surface:
@@ -32,12 +32,14 @@ class Surface:
         litestar: Litestar,
         authentication: Authentication,
         services: Services,
+        request_class: type[ApiRequest],
         metrics: HttpMetrics,
         timeout: float,
     ) -> None:
         self.litestar = litestar
         self.services = services
         self._name = name
+        self._request_class = request_class
         self._authentication = authentication
         self._metrics = metrics
         self._timeout = timeout
@@ -89,7 +91,7 @@ class Surface:
         scope["path_template"] = scope["path"]
         try:
             await self._authentication.check(scope, identity)
-            answer = await handler(ApiRequest(scope, receive, send))
+            answer = await handler(self._request_class(scope, receive, send))
         except Exception as error:
             answer = refusal(error, identity, scope["method"], scope["path"])
         await answer(scope, receive, send)

@@ -14,9 +14,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import BaseRoute, HTTPRoute
 
 import tracelake
-from tracelake.dispatcher.api.endpoint import OPERATION, Operation
-from tracelake.dispatcher.api.identity import TASK_HEADER, WORKER_HEADER, Identity
-from tracelake.dispatcher.api.problems import MEDIA_TYPE, Problem
+from tracelake.serving.endpoint import OPERATION, Operation
+from tracelake.serving.identity import TASK_HEADER, WORKER_HEADER, Identity
+from tracelake.serving.problems import MEDIA_TYPE, Problem
 
 Json = dict[str, Any]
 

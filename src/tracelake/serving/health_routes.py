@@ -1,4 +1,4 @@
-"""What both ports say about themselves, to anybody: alive, ready, metrics, the API's description."""
+"""What every port says about itself, to anybody: alive, ready, metrics, the API's description."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import structlog
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from tracelake.dispatcher.api.answer import Answer, json_answer
-from tracelake.dispatcher.api.endpoint import Operation, endpoint
-from tracelake.dispatcher.api.identity import Identity
-from tracelake.dispatcher.api.request import ApiRequest
-from tracelake.dispatcher.api.services import Check
 from tracelake.domain.errors import Unavailable
+from tracelake.serving.answer import Answer, json_answer
+from tracelake.serving.endpoint import Operation, endpoint
+from tracelake.serving.identity import Identity
+from tracelake.serving.request import ApiRequest
+from tracelake.serving.services import Check
 
 CHECK_SECONDS = 3.0
 
@@ -37,7 +37,7 @@ async def healthz(request: ApiRequest) -> Answer:
 
 @endpoint("GET", "/readyz", Operation(identity=Identity.NOBODY, answers={200: Readiness}))
 async def readyz(request: ApiRequest) -> Answer:
-    """What the Dispatcher stands on can be used: the state database, the queue."""
+    """What the service stands on can be used: its databases, its queue."""
     checks = request.services.checks
     found = await asyncio.gather(*(_look(name, check) for name, check in checks.items()))
     failing = [name for name, usable in zip(checks, found, strict=True) if not usable]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from litestar.handlers import HTTPRouteHandler
 
-from tracelake.dispatcher.api.answer import Answer
-from tracelake.dispatcher.api.identity import IDENTITY, Identity
+from tracelake.serving.answer import Answer
+from tracelake.serving.identity import IDENTITY, Identity
 
 OPERATION = "operation"
 Handler = Callable[..., Awaitable[Answer]]

@@ -1,27 +1,17 @@
-"""Who is calling: every route declares one kind of credential, and it is checked before anything is read.
-
-A surface is built with an authenticator for each kind that its routes declare; a route whose kind has none
-can't be built. The guard runs before the body or the query is looked at, so that a stranger learns nothing
-from how a request is refused.
-"""
+"""How the Dispatcher finds out who is calling: workers, attempts and users."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Protocol
 from uuid import UUID
 
-from litestar.connection import ASGIConnection
-from litestar.exceptions import MethodNotAllowedException
-from litestar.handlers import BaseRouteHandler
 from litestar.types import Scope
 
 from tracelake.contracts.token_claims import TokenClaims
 from tracelake.domain.errors import BadRequest, Forbidden, Unauthenticated
+from tracelake.serving.identity import bearer_token, capability_token, header
 from tracelake.store import users
 from tracelake.store.db import Database, DeployLock, Transaction
 from tracelake.store.users import User
@@ -30,31 +20,8 @@ from tracelake.tokens.jwks import PublicKeys
 from tracelake.tokens.user_tokens import hash_token, looks_like_token
 from tracelake.tokens.worker_tokens import WorkerTokens
 
-IDENTITY = "identity"
-"""The key under which a route's options declare its kind."""
-
-
-class Identity(StrEnum):
-    NOBODY = "nobody"
-    WORKER = "worker"
-    TASK = "task"
-    USER = "user"
-
-
-WORKER_HEADER = "X-Trace-Worker-Token"
-TASK_HEADER = "X-Trace-Task-Capability"
-CHALLENGES = {
-    Identity.WORKER: 'TraceWorkerToken realm="tracelake"',
-    Identity.TASK: 'TraceTaskCapability realm="tracelake"',
-    Identity.USER: 'Bearer realm="tracelake"',
-}
-
 Caller = User | TokenClaims | None
 """Who was found: a user, an attempt by its token, or a worker, who has no name."""
-
-
-class Authenticator(Protocol):
-    async def __call__(self, scope: Scope) -> Caller: ...
 
 
 class WorkerAuthenticator:
@@ -62,7 +29,7 @@ class WorkerAuthenticator:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope) -> Caller:
-        self._tokens.check(_header(scope, b"x-trace-worker-token"))
+        self._tokens.check(header(scope, b"x-trace-worker-token"))
         return None
 
 
@@ -83,9 +50,7 @@ class TaskAuthenticator:
         self._audience = audience
 
     async def __call__(self, scope: Scope) -> Caller:
-        token = _header(scope, b"x-trace-task-capability")
-        if not token:
-            raise Unauthenticated("CapabilityMissing", f"{TASK_HEADER} is missing")
+        token = capability_token(scope)
         now = await self._now()
         return capability.verify(
             token, self._keys(now), audience=self._audience, issuer=self._issuer, now=now
@@ -102,10 +67,8 @@ class UserAuthenticator:
         self._known: dict[bytes, tuple[User, float]] = {}
 
     async def __call__(self, scope: Scope) -> Caller:
-        scheme, _, token = (_header(scope, b"authorization") or "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise Unauthenticated("UserTokenMissing", "'Authorization: Bearer' is missing")
-        user = await self._find(token.strip()) if looks_like_token(token.strip()) else None
+        token = bearer_token(scope)
+        user = await self._find(token) if looks_like_token(token) else None
         if user is None:
             raise Unauthenticated("UserTokenInvalid", "the user token is not valid")
         return user
@@ -130,30 +93,6 @@ class UserAuthenticator:
         return user
 
 
-@dataclass(frozen=True, slots=True)
-class Authentication:
-    """The authenticators of one surface."""
-
-    authenticators: Mapping[Identity, Authenticator]
-
-    async def check(self, scope: Scope, identity: Identity) -> None:
-        """Leaves who is calling in the scope's state."""
-        if identity is not Identity.NOBODY:
-            scope["state"]["caller"] = await self.authenticators[identity](scope)
-
-    async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        if connection.scope.get("method") == "OPTIONS":
-            raise _no_options(connection)
-        await self.check(connection.scope, handler.opt[IDENTITY])
-
-
-def _no_options(connection: ASGIConnection[Any, Any, Any, Any]) -> MethodNotAllowedException:
-    """The framework answers OPTIONS by itself, without a credential and with half of the methods."""
-    template: str = connection.scope["path_template"]
-    methods = connection.app.route_handler_method_map[template]
-    return MethodNotAllowedException(headers={"allow": ", ".join(methods)})
-
-
 def check_own_attempt(
     claims: TokenClaims, task_id: UUID, attempt: int | None, lease_token: UUID | None
 ) -> None:
@@ -162,10 +101,3 @@ def check_own_attempt(
         raise BadRequest("FenceMissing", "a task-scoped call needs 'attempt' and 'lease_token'")
     if (task_id, attempt) != (claims.task_id, claims.attempt):
         raise Forbidden("NotYourTask", "the capability token belongs to another task or attempt")
-
-
-def _header(scope: Scope, wanted: bytes) -> str | None:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return value.decode("latin-1")
-    return None

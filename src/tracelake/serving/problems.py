@@ -15,9 +15,9 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 
-from tracelake.dispatcher.api.answer import Answer
-from tracelake.dispatcher.api.identity import CHALLENGES, IDENTITY, Identity
 from tracelake.domain.errors import Invalid, InvalidDag, TracelakeError, Unauthenticated
+from tracelake.serving.answer import Answer
+from tracelake.serving.identity import CHALLENGES, IDENTITY, Identity
 
 MEDIA_TYPE = "application/problem+json"
 
