@@ -92,3 +92,19 @@ async def test_what_is_unanswered_at_the_end_is_given_up_and_nobody_waits_for_ev
     for answer in (*answers, completions.submit(failed())):
         with pytest.raises(Unavailable):
             await answer
+
+
+async def test_one_that_follows_from_the_answer_to_another_goes_out_too() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.open.set()
+    completions = Completions(dispatcher)
+
+    async def tell() -> CompleteResponse:
+        try:
+            return await completions.submit(failed("malformed"))
+        except Invalid:
+            return await completions.submit(failed("what was refused"))
+
+    async with asyncio.timeout(10):
+        await tell()
+    assert [call[0].error_message for call in dispatcher.calls] == ["malformed", "what was refused"]

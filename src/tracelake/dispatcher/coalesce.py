@@ -38,16 +38,21 @@ class Coalescer(Generic[Q, A]):
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if len(self._running) < self._max_running:
-            worker = asyncio.create_task(self._drain())
-            self._running.add(worker)
-            worker.add_done_callback(self._running.discard)
+            self._running.add(asyncio.create_task(self._drain()))
         return await future
 
     async def _drain(self) -> None:
-        while self._waiting:
-            size = min(len(self._waiting), self._max_batch)
-            batch = [self._waiting.popleft() for _ in range(size)]
-            await self._answer(batch)
+        worker = asyncio.current_task()
+        assert worker is not None
+        try:
+            while self._waiting:
+                size = min(len(self._waiting), self._max_batch)
+                batch = [self._waiting.popleft() for _ in range(size)]
+                await self._answer(batch)
+        finally:
+            # Here and not by a callback, which comes later: whoever hears an answer may call again at once, and
+            # must not count one that has stopped looking.
+            self._running.discard(worker)
 
     async def _answer(self, batch: Sequence[tuple[Q, asyncio.Future[A]]]) -> None:
         try:

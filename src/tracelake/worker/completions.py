@@ -41,9 +41,7 @@ class Completions:
             return answer
         self._waiting.append((msgspec.json.encode(completion), answer))
         if not self._lanes or (len(self._lanes) < _LANES and len(self._waiting) >= _WORTH_A_LANE):
-            lane = asyncio.create_task(self._run_lane())
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+            self._lanes.add(asyncio.create_task(self._run_lane()))
         return answer
 
     async def close(self) -> None:
@@ -57,15 +55,25 @@ class Completions:
         self._waiting.clear()
 
     async def _run_lane(self) -> None:
-        while self._waiting:
-            batch = self._next_batch()
-            try:
-                await self._deliver(batch)
-            finally:
-                for _, answer in batch:
-                    _give_up(answer)
-            if 0 < len(self._waiting) < _WORTH_A_LANE:
-                await asyncio.sleep(_GATHER_SECONDS)
+        lane = asyncio.current_task()
+        assert lane is not None
+        try:
+            while self._waiting:
+                await self._deliver_next()
+                if 0 < len(self._waiting) < _WORTH_A_LANE:
+                    await asyncio.sleep(_GATHER_SECONDS)
+        finally:
+            # Here and not by a callback, which comes later: whoever hears an answer may submit the next completion
+            # at once, and must not find a lane that has stopped looking.
+            self._lanes.discard(lane)
+
+    async def _deliver_next(self) -> None:
+        batch = self._next_batch()
+        try:
+            await self._deliver(batch)
+        finally:
+            for _, answer in batch:
+                _give_up(answer)
 
     def _next_batch(self) -> list[tuple[bytes, Answer]]:
         batch: list[tuple[bytes, Answer]] = []
