@@ -56,8 +56,11 @@ class StagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Unsaid:
+    """``inputs`` are the revisions that the commit was made from."""
+
     outbox_id: int
     events: list[EventIn]
+    inputs: Revisions
 
 
 class HotStore:
@@ -87,7 +90,7 @@ class HotStore:
                 for output in sorted(outputs, key=lambda output: output.dataset_version)
             }
             if events:
-                await connection.execute(_SQL.say, writer.task_id, _json(list(events)))
+                await connection.execute(_SQL.say, writer.task_id, _json(list(events)), _json(writer.inputs))
         return [rows[output.dataset_version] for output in outputs]
 
     async def unsaid(self, task_id: UUID) -> list[Unsaid]:
@@ -95,7 +98,12 @@ class HotStore:
         async with self._connection() as connection:
             found = await connection.fetch(_SQL.unsaid, task_id)
         return [
-            Unsaid(row["outbox_id"], msgspec.json.decode(row["events"], type=list[EventIn])) for row in found
+            Unsaid(
+                row["outbox_id"],
+                msgspec.json.decode(row["events"], type=list[EventIn]),
+                msgspec.json.decode(row["inputs"], type=Revisions),
+            )
+            for row in found
         ]
 
     async def said(self, outbox_id: int) -> None:

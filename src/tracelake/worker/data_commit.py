@@ -1,14 +1,15 @@
 """The wrapper's part in Postgres outputs: it alone may commit what an operator has staged.
 
 ``begin`` is an attempt's first act: it writes the fence for every Postgres output and passes on what an earlier
-attempt of the task had committed and not yet said. ``commit`` makes staged rows visible and returns once the
-Dispatcher has heard what follows from it, so that a producer never runs ahead of its own events.
+attempt of the task had committed and not yet said, if that one read what this one reads: rows that were made from
+something that has been taken back since are made again, and must not be announced before. ``commit`` makes staged
+rows visible and returns once the Dispatcher has heard what follows from it, so that a producer never runs ahead of
+its own events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from uuid import UUID
 
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn, PayloadOutput, TaskPayload
 from tracelake.contracts.operator_protocol import CommitRows
@@ -35,20 +36,21 @@ class DataCommitter:
         writer, span = _writer(task), _span(task)
         for output in outputs:
             await self._store.begin(writer, output.dataset_version, span)
-        await self._say_all(task.task_id, say)
+        await self._say_all(writer, say)
 
     async def commit(self, task: TaskPayload, wish: CommitRows, say: Say) -> list[OutputIn]:
         """What was committed, as a completion reports it."""
         chosen = [_output(task, index) for index in wish.outputs]
         if wish.end < wish.start:
             raise Invalid("InvalidScope", f"blocks {wish.start} to {wish.end} are no range")
+        writer = _writer(task)
         rows = await self._store.commit(
-            _writer(task),
+            writer,
             [_staged(task, output, wish) for output in chosen],
             BlockRange(wish.start, wish.end),
             wish.events,
         )
-        await self._say_all(task.task_id, say)
+        await self._say_all(writer, say)
         return [
             OutputIn(
                 output_index=output.output_index,
@@ -64,10 +66,11 @@ class DataCommitter:
     async def close(self) -> None:
         await self._store.close()
 
-    async def _say_all(self, task_id: UUID, say: Say) -> None:
-        while unsaid := await self._store.unsaid(task_id):
+    async def _say_all(self, writer: Writer, say: Say) -> None:
+        while unsaid := await self._store.unsaid(writer.task_id):
             for entry in unsaid:
-                await say(entry.events)
+                if entry.inputs == writer.inputs:
+                    await say(entry.events)
                 await self._store.said(entry.outbox_id)
 
 

@@ -10,11 +10,11 @@ SELECT tracelake.commit_output(
 
 -- name: say
 -- What follows from the commit, in the same transaction.
-INSERT INTO tracelake.outbox (task_id, events) VALUES ($1, $2::jsonb)
+INSERT INTO tracelake.outbox (task_id, events, inputs) VALUES ($1, $2::jsonb, $3::jsonb)
 
 -- name: unsaid
 -- What the Dispatcher has not accepted yet, oldest first; an earlier attempt's too.
-SELECT outbox_id, events FROM tracelake.outbox WHERE task_id = $1 ORDER BY outbox_id LIMIT 100
+SELECT outbox_id, events, inputs FROM tracelake.outbox WHERE task_id = $1 ORDER BY outbox_id LIMIT 100
 
 -- name: said
 -- Accepted: forget it.
