@@ -1,0 +1,1 @@
+"""Queries over committed Parquet files by HTTP, beside plain DuckDB on the same files."""

@@ -1,0 +1,162 @@
+"""The Query Service's wire models: ``POST /v1/task/query`` by capability token, ``POST /v1/query`` for people.
+
+A request is JSON; the answer is JSON (``QueryResponse``), an Arrow IPC stream when ``Accept`` asks for
+``ARROW_STREAM``, or, with ``export``, the place of a Parquet file (``QueryExported``). A query has ended and its
+audit row is written before the first byte of an answer, so a 200 is never taken back halfway; an Arrow answer says
+what JSON says beside its rows in three headers: ``QUERY_ID_HEADER``, ``ROW_COUNT_HEADER``, ``TRUNCATED_HEADER``.
+
+Values in JSON, by DuckDB type:
+
+- integers of any width are JSON numbers, HUGEINT included: read them with a parser that keeps them;
+- DECIMAL is text, exact: ``"12.50"``; FLOAT and DOUBLE are numbers, NaN and the infinities null;
+- BLOB (and BIT) is ``"0x…"``, lower case: hashes and addresses as everybody writes them;
+- TIMESTAMP WITH TIME ZONE is RFC 3339 in UTC, ``"2026-11-02T10:00:00.123456Z"``; TIMESTAMP the same without
+  the Z; DATE ``"2026-11-02"``; TIME ``"10:00:00"``; INTERVAL and UUID are DuckDB's own text;
+- LIST and ARRAY are arrays, STRUCT is an object, MAP an array of ``[key, value]`` pairs, all by the same rules;
+- NULL is null.
+
+Parameters are JSON as well: numbers, text, booleans, null, lists of these, and ``{"blob": "0x…"}`` for bytes, so
+that a hash that one query gave can be asked for by the next. ``to_wire`` and ``from_wire`` go back and forth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Annotated, Any
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from tracelake.domain.errors import Invalid
+
+USER_QUERY_PATH = "/v1/query"
+TASK_QUERY_PATH = "/v1/task/query"
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+QUERY_ID_HEADER = "X-Trace-Query-Id"
+ROW_COUNT_HEADER = "X-Trace-Row-Count"
+TRUNCATED_HEADER = "X-Trace-Truncated"
+"""``true`` or ``false``."""
+
+MAX_SQL_BYTES = 256 * 1024
+MAX_PARAMS = 1000
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
+MAX_LIMIT = 2**31 - 1
+
+INVALID_QUERY = "InvalidQuery"
+"""422: the SQL doesn't parse, names something that isn't there, doesn't fit its types or fails on a row. The
+``detail`` is DuckDB's message, with the line and a caret where it gives them."""
+QUERY_REFUSED = "QueryRefused"
+"""422: the SQL may be good, but it isn't one SELECT over attached datasets."""
+QUERY_TOO_LONG = "QueryTimedOut"
+"""422: the query was killed at its time limit."""
+QUERY_TOO_BIG = "QueryOutOfMemory"
+"""422: the query needed more memory or spill space than one may have."""
+BEYOND_LIMITS = frozenset({QUERY_TOO_LONG, QUERY_TOO_BIG})
+"""The query was good, and too much."""
+NO_QUERY_SERVICE = "NoQueryService"
+"""503: this installation has none, or the user port wasn't told where."""
+
+QueryParams = (
+    Annotated[list[Any], Meta(max_length=MAX_PARAMS)] | Annotated[dict[str, Any], Meta(max_length=MAX_PARAMS)]
+)
+
+
+class QueryRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One SELECT. ``params`` in order for ``?`` and ``$1``, by name for ``$name``: numbers, text, booleans, null,
+    and lists of these. ``limit`` is the most rows to answer with, at most what the service allows; ``truncated``
+    then says whether there would have been more. ``export`` puts all rows into a Parquet file instead, below the
+    caller's own prefix."""
+
+    sql: Annotated[str, Meta(min_length=1)]
+    params: QueryParams | None = None
+    limit: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | None = None
+    export: bool = False
+
+
+class QueriedDataset(Struct, frozen=True):
+    """What a name in the query stood for: one version, throughout."""
+
+    name: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+
+
+class QueryResponse(Struct, frozen=True):
+    """``types`` are DuckDB's names, one per column. ``row_count`` counts ``rows``."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[list[Any]]
+    row_count: int
+    truncated: bool
+    query_id: UUID
+    datasets: list[QueriedDataset] = []
+
+
+class QueryExported(Struct, frozen=True):
+    """``location`` is a Parquet file as the object store names it."""
+
+    location: str
+    row_count: int
+    bytes: int
+    query_id: UUID
+    truncated: bool = False
+    datasets: list[QueriedDataset] = []
+
+
+def to_wire(params: Sequence[Any] | Mapping[str, Any] | None) -> list[Any] | dict[str, Any] | None:
+    """Python's values as a request carries them; ``Invalid`` for one that has no place there."""
+    if params is None:
+        return None
+    if isinstance(params, Mapping):
+        return {str(name): _wire_value(value, f"${name}") for name, value in params.items()}
+    if isinstance(params, (str, bytes)):
+        raise Invalid("InvalidParams", "params is a list of values, or a mapping of names to them")
+    return [_wire_value(value, f"${number}") for number, value in enumerate(params, 1)]
+
+
+def _wire_value(value: Any, where: str) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if value - value == 0 else str(value)
+        case bytes() | bytearray() | memoryview():
+            return {"blob": "0x" + bytes(value).hex()}
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case list() | tuple():
+            return [_wire_value(each, where) for each in value]
+        case _:
+            raise Invalid("InvalidParams", f"{where}: a {type(value).__name__} can't be a query's parameter")
+
+
+def from_wire(params: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
+    """What to bind; ``Invalid`` for an object that isn't a blob."""
+    if params is None:
+        return None
+    if isinstance(params, dict):
+        return {name: _bound(value, f"params.{name}") for name, value in params.items()}
+    return [_bound(value, f"params[{index}]") for index, value in enumerate(params)]
+
+
+def _bound(value: Any, where: str) -> Any:
+    match value:
+        case {"blob": str(text), **rest} if not rest and text.startswith("0x"):
+            try:
+                return bytes.fromhex(text[2:])
+            except ValueError:
+                raise Invalid(
+                    "InvalidParams", f"{where}: {text[:80]!r} isn't 0x and hexadecimal digits"
+                ) from None
+        case dict():
+            raise Invalid("InvalidParams", f'{where}: an object here must be {{"blob": "0x…"}}')
+        case list():
+            return [_bound(each, where) for each in value]
+        case _:
+            return value

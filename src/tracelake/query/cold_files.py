@@ -1,0 +1,75 @@
+"""Committed files as open descriptors: of the object store's folder, and of nothing beside it."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+
+from tracelake.domain.errors import Forbidden, Invalid, NotFound, Unavailable
+from tracelake.objects.directory import DirectoryStore
+from tracelake.objects.prefix import ObjectLocation
+from tracelake.query.relation import ColdFile
+
+log = structlog.get_logger(__name__)
+
+_MAX_SCHEMAS = 4096
+
+
+class ColdFiles:
+    """Calls block, so they are made in threads. Columns are remembered: a file never changes, and a version's files
+    have one schema."""
+
+    def __init__(self, object_root: Path) -> None:
+        self._store = DirectoryStore(object_root)
+        self._schemas: OrderedDict[str, pa.Schema] = OrderedDict()
+
+    def open(self, files: Sequence[ColdFile]) -> list[int]:
+        """Descriptors for reading, in the files' order; all of them or none."""
+        with ExitStack() as on_error:
+            opened = []
+            for file in files:
+                descriptor = self._open(file)
+                on_error.callback(os.close, descriptor)
+                opened.append(descriptor)
+            on_error.pop_all()
+        return opened
+
+    def columns(self, file: ColdFile) -> pa.Schema:
+        key = file.schema_hash or file.location
+        known = self._schemas.get(key)
+        if known is None:
+            known = self._read_columns(file)
+            self._schemas[key] = known
+            while len(self._schemas) > _MAX_SCHEMAS:
+                self._schemas.popitem(last=False)
+        return known
+
+    def _read_columns(self, file: ColdFile) -> pa.Schema:
+        with os.fdopen(self._open(file), "rb") as content:
+            try:
+                return pq.read_schema(content).remove_metadata()
+            except (pa.ArrowInvalid, OSError) as error:
+                log.error("a committed file can't be read", location=file.location, error=str(error))
+                raise Unavailable("FileUnreadable", "a committed file can't be read") from error
+
+    def _open(self, file: ColdFile) -> int:
+        location = ObjectLocation.parse(file.location)
+        if location.scheme != self._store.root.scheme:
+            raise Invalid(
+                "ObjectsNotLocal",
+                f"the dataset's files are in {location.scheme}, and this service reads only a local object store",
+            )
+        try:
+            return self._store.open_descriptor(location)
+        except (NotFound, Forbidden) as error:
+            log.error("a committed file is gone", location=file.location, error=error.message)
+            raise Unavailable("FileMissing", "a committed file of the dataset is gone") from error
+        except OSError as error:
+            raise Unavailable("ObjectsUnavailable", f"a file can't be opened: {error.strerror}") from error

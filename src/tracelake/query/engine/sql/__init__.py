@@ -1,0 +1,1 @@
+"""Statements for the engine; names and values are put in quoted, never as they came."""

@@ -1,0 +1,102 @@
+"""The Query Service's settings: read once, frozen, secrets hidden.
+
+What one query may use is for operators to tune by the environment: ``TRACELAKE_QUERY_`` and the limit's name,
+``TRACELAKE_QUERY_SECONDS=60``. The defaults suit a machine with two cores and a few GiB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tracelake.domain.errors import Invalid
+from tracelake.query.engine.limits import SlotLimits
+from tracelake.secret import Secret
+
+MIB = 1024 * 1024
+ISSUER = "tracelake"
+AUDIENCE = "tracelake-task"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLimits:
+    """``seconds``, ``memory_bytes``, ``spill_bytes`` and ``threads`` are of one query in its slot; ``wait_seconds``
+    is how long one waits for a slot, and ``queue`` how many may. ``default_rows`` are answered where no ``limit``
+    is given, ``max_rows`` at most. ``result_bytes`` bounds an answer, ``export_bytes`` an exported file."""
+
+    seconds: float = 30.0
+    memory_bytes: int = 1024 * MIB
+    spill_bytes: int = 2048 * MIB
+    threads: int = field(default_factory=lambda: SlotLimits().threads)
+    wait_seconds: float = 10.0
+    queue: int = 64
+    default_rows: int = 10_000
+    max_rows: int = 1_000_000
+    result_bytes: int = 64 * MIB
+    export_bytes: int = 4096 * MIB
+
+    def of_slot(self) -> SlotLimits:
+        return SlotLimits(
+            seconds=self.seconds,
+            memory_bytes=self.memory_bytes,
+            spill_bytes=self.spill_bytes,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuerySettings:
+    """``internal_url`` is where the Dispatcher publishes its keys. Without it, ``dispatcher_file`` says so, and it
+    is read when keys are needed: the service may be there before the Dispatcher is. Port 0 picks a free one."""
+
+    catalog_dsn: Secret
+    audit_dsn: Secret
+    reading_dsn: Secret | None
+    object_root: Path
+    internal_url: str | None = None
+    dispatcher_file: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8602
+    slots: int = 2
+    limits: QueryLimits = field(default_factory=QueryLimits)
+    issuer: str = ISSUER
+    audience: str = AUDIENCE
+
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "seconds": (0.1, 3600),
+    "memory_bytes": (64 * MIB, 2**50),
+    "spill_bytes": (0, 2**50),
+    "threads": (1, 256),
+    "wait_seconds": (0, 600),
+    "queue": (0, 100_000),
+    "default_rows": (1, 2**31 - 1),
+    "max_rows": (1, 2**31 - 1),
+    "result_bytes": (MIB, 2**31 - 1),
+    "export_bytes": (MIB, 2**50),
+}
+
+
+def tuned(limits: QueryLimits, environment: Mapping[str, str]) -> QueryLimits:
+    """The limits with those that the environment sets."""
+    chosen: dict[str, Any] = {}
+    for name, (least, most) in _BOUNDS.items():
+        variable = f"TRACELAKE_QUERY_{name.upper()}"
+        if variable not in environment:
+            continue
+        whole = isinstance(getattr(limits, name), int)
+        try:
+            value = int(environment[variable]) if whole else float(environment[variable])
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            kind = "a whole number" if whole else "a number"
+            raise Invalid("InvalidSetting", f"{variable} must be {kind} between {least:g} and {most:g}")
+        chosen[name] = value
+    found = replace(limits, **chosen)
+    if found.default_rows > found.max_rows:
+        raise Invalid("InvalidSetting", "TRACELAKE_QUERY_DEFAULT_ROWS is more than TRACELAKE_QUERY_MAX_ROWS")
+    return found

@@ -1,0 +1,47 @@
+"""The Query Service's connections to the state database: few, short, and none while nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from tracelake.secret import Secret
+
+STATE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""What a database that is down, overloaded or replaced looks like from here."""
+
+_CONNECT_SECONDS = 5.0
+_COMMAND_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
+
+
+async def open_pool(dsn: Secret, connections: int, application: str) -> asyncpg.Pool:
+    """Doesn't wait for the database."""
+    return await asyncpg.create_pool(
+        dsn.reveal(),
+        min_size=0,
+        max_size=connections,
+        reset=_keep_session,
+        timeout=_CONNECT_SECONDS,
+        command_timeout=_COMMAND_SECONDS,
+        server_settings={
+            "application_name": application,
+            "timezone": "UTC",
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan",
+        },
+    )
+
+
+async def close_pool(pool: asyncpg.Pool) -> None:
+    """In order when that can be done at once; whoever is still inside is cut off."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
+
+
+async def _keep_session(connection: asyncpg.Connection) -> None:
+    """Single statements leave nothing behind in the session, so the usual reset would only cost a round trip."""

@@ -1,0 +1,57 @@
+"""The two roles by which the Query Service gets at the state database: one reads the catalog, one adds audit rows.
+
+Neither can do the other's work, nor anything else: they own nothing, are members of nothing, and what Postgres
+gives to everybody (PUBLIC) is taken back in this database. Installing again is safe: it renews the grants and sets
+the passwords given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from tracelake import scram, sqlfiles
+from tracelake.domain.errors import Conflict
+from tracelake.roles import change_roles
+from tracelake.secret import Secret
+
+CATALOG_ROLE = "tracelake_catalog"
+AUDIT_ROLE = "tracelake_audit"
+
+_SQL = sqlfiles.load("tracelake.store.sql", "query_roles.sql")
+
+
+async def install_query_roles(
+    connection: asyncpg.Connection[Any], *, catalog_password: Secret, audit_password: Secret
+) -> None:
+    """In the migrated state database of ``connection``, which may make roles."""
+    verifiers = {
+        CATALOG_ROLE: scram.verifier(catalog_password.reveal()),
+        AUDIT_ROLE: scram.verifier(audit_password.reveal()),
+    }
+
+    async def put_roles() -> None:
+        for role, verifier in verifiers.items():
+            await _put_role(connection, role, verifier)
+        await connection.execute(await connection.fetchval(_SQL.close_database))
+        await connection.execute(_SQL.strip_public)
+        await connection.execute(await connection.fetchval(_SQL.grant_catalog, CATALOG_ROLE))
+        await connection.execute(await connection.fetchval(_SQL.grant_audit, AUDIT_ROLE))
+
+    await change_roles(connection, put_roles)
+
+
+async def _put_role(connection: asyncpg.Connection[Any], role: str, verifier: str) -> None:
+    """A role that can or owns anything already is somebody's: it is left alone and the start refused."""
+    existing = await connection.fetchrow(_SQL.role, role)
+    if existing is None:
+        statement = _SQL.create_role
+    elif existing["privileged"] or existing["member"] or existing["owner"]:
+        raise Conflict(
+            "RoleInUse",
+            f"the role {role!r} has rights, memberships or property already: the Query Service needs one without",
+        )
+    else:
+        statement = _SQL.change_role
+    await connection.execute(await connection.fetchval(statement, role, verifier))

@@ -1,0 +1,50 @@
+-- name: role
+-- What the role is before it is touched; a row only if it exists.
+SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls AS privileged,
+       EXISTS (SELECT FROM pg_auth_members WHERE member = r.oid) AS member,
+       EXISTS (SELECT FROM pg_shdepend WHERE refclassid = 'pg_authid'::regclass AND refobjid = r.oid
+                                         AND deptype = 'o') AS owner
+FROM pg_roles AS r
+WHERE rolname = $1::text
+
+-- name: create_role
+-- The statement, with name and verifier quoted by the server.
+SELECT format('CREATE ROLE %I LOGIN NOINHERIT PASSWORD %L', $1::text, $2::text)
+
+-- name: change_role
+-- The same for a role that an earlier start made: its password is the one given last.
+SELECT format('ALTER ROLE %I LOGIN NOINHERIT PASSWORD %L', $1::text, $2::text)
+
+-- name: close_database
+-- Nobody gets in, or creates anything, but by a grant: the state database has two guests, and they have their own.
+SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
+
+-- name: strip_public
+-- Large objects are the one thing that everybody may write anywhere.
+REVOKE EXECUTE ON FUNCTION lo_creat(integer), lo_create(oid), lo_from_bytea(oid, bytea) FROM PUBLIC
+
+-- name: grant_catalog
+-- $1 reads the views. Each is named: what else is put into the schema isn't given away by that.
+SELECT format(
+    'GRANT CONNECT ON DATABASE %2$I TO %1$I;
+     GRANT USAGE ON SCHEMA catalog TO %1$I;
+     GRANT SELECT ON catalog.dataset_version, catalog.partition, catalog.file, catalog.task, catalog.user_token
+         TO %1$I;
+     ALTER ROLE %1$I IN DATABASE %2$I SET search_path = catalog;
+     ALTER ROLE %1$I IN DATABASE %2$I SET default_transaction_read_only = on;
+     ALTER ROLE %1$I IN DATABASE %2$I SET statement_timeout = ''10s'';
+     ALTER ROLE %1$I IN DATABASE %2$I SET idle_in_transaction_session_timeout = ''10s''',
+    $1::text, current_database()
+)
+
+-- name: grant_audit
+-- $1 adds rows, and can't even read them.
+SELECT format(
+    'GRANT CONNECT ON DATABASE %2$I TO %1$I;
+     GRANT USAGE ON SCHEMA catalog TO %1$I;
+     GRANT INSERT ON catalog.query_audit TO %1$I;
+     ALTER ROLE %1$I IN DATABASE %2$I SET search_path = catalog;
+     ALTER ROLE %1$I IN DATABASE %2$I SET statement_timeout = ''10s'';
+     ALTER ROLE %1$I IN DATABASE %2$I SET idle_in_transaction_session_timeout = ''10s''',
+    $1::text, current_database()
+)
