@@ -194,6 +194,14 @@ class TestSchema:
             await PostgresQueue.open(empty_database)
         assert refused.value.reason == "SchemaTooOld"
 
+    async def test_a_wrong_password_is_said_so_and_not_repeated(self, admin_dsn: str) -> None:
+        user, _, rest = admin_dsn.removeprefix("postgresql://").partition(":")
+        server = rest.partition("@")[2]
+        with pytest.raises(Invalid) as refused:
+            await PostgresQueue.open(f"postgresql://{user}:not-this-one@{server}")
+        assert refused.value.reason == "QueueRefused"
+        assert "not-this-one" not in refused.value.message
+
     async def test_is_applied_once_by_many_at_once(self, empty_database: str) -> None:
         async with AsyncExitStack() as stack:
             connections = [await stack.enter_async_context(connected(empty_database)) for _ in range(5)]

@@ -20,8 +20,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from tracelake.dispatcher.api.apps import internal_app, user_app
+from tracelake.dispatcher.api.query_service import QueryService
 from tracelake.dispatcher.coalescing_dispatch import CoalescingDispatch
 from tracelake.dispatcher.invoker_client import InvokerClient
+from tracelake.dispatcher.loops.deliver_buffers import BufferDelivery
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.loops.every import every
 from tracelake.dispatcher.loops.hand_over import HandOvers
@@ -50,6 +52,7 @@ from tracelake.store.db import Database, DeployLock, Transaction, close_pool, op
 from tracelake.store.invokers import InvokerRow
 from tracelake.store.jobs import JobCards
 from tracelake.store.migrate import migrate
+from tracelake.store.query_roles import install_query_roles
 from tracelake.tokens.signing import PemKeyring
 from tracelake.tokens.worker_tokens import WorkerTokens, valid_tokens
 
@@ -80,14 +83,17 @@ async def run_dispatcher(
         stack.callback(internal_port.close)
         ctx, keyring = await stack.enter_async_context(_steps(settings, registry))
         queue = await stack.enter_async_context(_queue(settings))
+        query = QueryService(settings.query_url)
+        stack.push_async_callback(query.close)
         dispatch = CoalescingDispatch(ctx)
         local = InProcessRuntime(dispatch, f"dispatcher:{socket.gethostname()}:{os.getpid()}")
         functions = _functions(settings, dispatch, registry)
         delivery = OutboxDelivery(ctx.db, queue, ctx.runtimes, local.submit, functions.offer, registry)
+        buffers = BufferDelivery(ctx.db, queue, registry)
         metrics = HttpMetrics(registry)
         checks = {"queue": _check(queue)}
         servers = [
-            user_port.serve(user_app(dispatch, metrics=metrics, checks=checks)),
+            user_port.serve(user_app(dispatch, metrics=metrics, checks=checks, query=query, queue=queue)),
             internal_port.serve(
                 internal_app(
                     dispatch,
@@ -101,6 +107,8 @@ async def run_dispatcher(
         serving = [asyncio.create_task(server) for server in servers]
         loops = [asyncio.create_task(loop) for loop in _loops(settings, ctx, queue, delivery, registry)]
         loops.append(asyncio.create_task(functions.run()))
+        loops.append(asyncio.create_task(buffers.deliver_fresh()))
+        loops.append(asyncio.create_task(every(settings.outbox_sweep_seconds, "buffers", buffers.sweep)))
         await asyncio.gather(user_port.started(), internal_port.started())
         _look_less_often_for_cycles()
         endpoints = Endpoints(user_port.url, internal_port.url)
@@ -152,7 +160,7 @@ async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -
 async def _steps(
     settings: DispatcherSettings, registry: CollectorRegistry
 ) -> AsyncIterator[tuple[StepContext, PemKeyring]]:
-    await _prepare_state(settings.state_dsn.reveal())
+    await _prepare_state(settings)
     pool = await open_pool(
         settings.state_dsn.reveal(), max_size=settings.state_connections, application="tracelake-dispatcher"
     )
@@ -185,14 +193,19 @@ async def _first_user(tx: Transaction, settings: DispatcherSettings) -> UUID:
     return org_id
 
 
-async def _prepare_state(dsn: str) -> None:
+async def _prepare_state(settings: DispatcherSettings) -> None:
     try:
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(settings.state_dsn.reveal(), timeout=10)
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise Unavailable("StateUnavailable", f"can't connect to the state database: {error}") from None
     try:
         for name in await migrate(connection):
             log.info("migration applied", migration=name)
+        await install_query_roles(
+            connection,
+            catalog_password=settings.catalog_password,
+            audit_password=settings.audit_password,
+        )
     finally:
         await connection.close()
 

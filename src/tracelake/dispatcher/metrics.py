@@ -61,3 +61,4 @@ class StateGauges:
         self.queue_in_flight = gauge("queue_in_flight", "Messages received, not acked.", "queue")
         self.queue_age = gauge("queue_oldest_seconds", "Age of the oldest message.", "queue")
         self.queue_dead = gauge("queue_dead", "Dead letters.", "queue")
+        self.dead_letters = gauge("buffer_dead_letters", "Messages that a sink gave up.", "dataset")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tracelake.contracts.buffers import SINK_QUEUE, SINK_RUNTIME
 from tracelake.domain.dag.installation import RuntimeTraits
 from tracelake.store.tasks import TaskRow
 
@@ -25,6 +26,8 @@ class Runtime:
     execution: Execution
     queue: str
     untrusted_ok: bool = False
+    platform: bool = False
+    """For the platform's own jobs; no DAG names it."""
 
     @property
     def traits(self) -> RuntimeTraits:
@@ -44,6 +47,7 @@ BUILT_IN = (
     Runtime(LAMBDA, Execution.INVOKE, LAMBDA, untrusted_ok=True),
     Runtime("ecs_python", Execution.QUEUE, "ecs_python"),
     Runtime("ecs_spark", Execution.QUEUE, "ecs_spark"),
+    Runtime(SINK_RUNTIME, Execution.QUEUE, SINK_QUEUE, platform=True),
 )
 
 
@@ -63,7 +67,8 @@ class RuntimeRegistry:
         return self._runtimes.get(name)
 
     def traits(self) -> dict[str, RuntimeTraits]:
-        return {name: runtime.traits for name, runtime in self._runtimes.items()}
+        """What a DAG may name."""
+        return {name: runtime.traits for name, runtime in self._runtimes.items() if not runtime.platform}
 
     def lease_seconds(self, task: TaskRow) -> float:
         """A worker extends its lease by heartbeats; a function needn't, so its first one lasts to the end."""

@@ -29,12 +29,16 @@ _INTERVALS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
-    """``queue_password`` is what workers log in to the queue with, ``user_token`` what the first user shows.
-    Port 0 picks a free one. ``invoker_url`` is an invoker of functions that doesn't register itself."""
+    """``queue_password`` is what workers log in to the queue with, ``catalog_password`` and ``audit_password`` what
+    the Query Service logs in to the state database with, ``user_token`` what the first user shows. Port 0 picks a
+    free one. ``invoker_url`` is an invoker of functions that doesn't register itself, ``query_url`` the Query
+    Service that the user port passes queries on to."""
 
     state_dsn: Secret
     queue_dsn: Secret
     queue_password: Secret
+    catalog_password: Secret
+    audit_password: Secret
     user_token: Secret
     object_root: Path
     key_folder: Path
@@ -44,6 +48,7 @@ class DispatcherSettings:
     internal_port: int = 8601
     runtimes: Mapping[str, str] = field(default_factory=dict)
     invoker_url: str | None = None
+    query_url: str | None = None
     reap_seconds: float = 5.0
     rewake_seconds: float = 15.0
     rewake_after_seconds: float = 60.0

@@ -68,6 +68,9 @@ _OUTAGE = (
 )
 
 
+_REFUSALS = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+
+
 class PostgresQueue(Queue):
     """See ``tracelake.queue.base`` for what it promises; made by ``open``."""
 
@@ -109,7 +112,10 @@ class PostgresQueue(Queue):
             reset=_nothing_to_reset,
         )
         async with _outage_as_unavailable():
-            await pool
+            try:
+                await pool
+            except _REFUSALS as error:
+                raise Invalid("QueueRefused", f"the queue's database doesn't let us in: {error}") from None
             try:
                 await check_schema(pool)
             except BaseException:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tracelake.embedded_postgres import parent_death
+from tracelake.testing.data_database import PASSWORD
 
 SHORT_LOOPS = {
     "TRACELAKE_REAP_SECONDS": "0.2",
@@ -49,6 +50,9 @@ class DispatcherProcess:
         self._environment = {
             "TRACELAKE_STATE_DSN": state_dsn,
             "TRACELAKE_QUEUE_DSN": queue_dsn,
+            # Roles belong to the server, which several installations of a test run share.
+            "TRACELAKE_CATALOG_PASSWORD": PASSWORD.reveal(),
+            "TRACELAKE_AUDIT_PASSWORD": PASSWORD.reveal(),
             **SHORT_LOOPS,
             **(environment or {}),
         }

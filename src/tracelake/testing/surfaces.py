@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.api.apps import internal_app, user_app
 from tracelake.dispatcher.api.dispatch import DirectDispatch, Dispatch
+from tracelake.dispatcher.api.query_service import QueryService
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.serving.edge import Surface
 from tracelake.serving.http_metrics import HttpMetrics
@@ -49,6 +50,7 @@ async def open_surfaces(
     dispatch: Dispatch | None = None,
     timeout: float = 30.0,
     token_ttl: float = 3.0,
+    query_url: str | None = None,
     **more: Any,
 ) -> AsyncIterator[Surfaces]:
     metrics = HttpMetrics(CollectorRegistry())
@@ -61,7 +63,8 @@ async def open_surfaces(
         timeout=timeout,
         **more,
     )
-    user = user_app(dispatch, metrics=metrics, timeout=timeout, token_ttl=token_ttl, **more)
+    query = QueryService(query_url)
+    user = user_app(dispatch, metrics=metrics, timeout=timeout, token_ttl=token_ttl, query=query, **more)
     token = await ctx.db.run(_make_user)
     async with (
         _client(internal) as stranger,
@@ -70,6 +73,7 @@ async def open_surfaces(
         _client(user, {"Authorization": f"Bearer {token}"}) as person,
     ):
         yield Surfaces(internal, user, stranger, worker, anonymous, person, token)
+    await query.close()
 
 
 def _client(app: Surface, headers: dict[str, str] | None = None) -> httpx.AsyncClient:

@@ -65,11 +65,7 @@ class WorkerProcess:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRACELAKE_")}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tracelake", "worker", "--runtime", self._runtime),
-                    *("--home", str(self.home), "--ready-file", str(self._ready_file)),
-                    *self._options,
-                ],
+                self._argv(),
                 env={**inherited, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -77,6 +73,13 @@ class WorkerProcess:
                 start_new_session=True,
                 preexec_fn=parent_death.arm(),
             )
+
+    def _argv(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "tracelake", "worker", "--runtime", self._runtime),
+            *("--home", str(self.home), "--ready-file", str(self._ready_file)),
+            *self._options,
+        ]
 
     @property
     def pid(self) -> int:

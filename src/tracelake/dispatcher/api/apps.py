@@ -12,18 +12,25 @@ from datetime import datetime
 from litestar.handlers import HTTPRouteHandler
 
 from tracelake.dispatcher.api.authenticators import TaskAuthenticator, UserAuthenticator, WorkerAuthenticator
+from tracelake.dispatcher.api.buffer_routes import BUFFER_ROUTES
+from tracelake.dispatcher.api.buffer_views import BUFFER_VIEWS
 from tracelake.dispatcher.api.bundle_routes import BUNDLE_ROUTES, INVOKER_ROUTES
 from tracelake.dispatcher.api.coverage_views import COVERAGE_VIEWS
 from tracelake.dispatcher.api.dag_routes import DAG_ROUTES
+from tracelake.dispatcher.api.dag_version_views import DAG_VERSION_VIEWS
 from tracelake.dispatcher.api.dataset_views import DATASET_VIEWS
 from tracelake.dispatcher.api.dispatch import Dispatch
+from tracelake.dispatcher.api.explain_views import EXPLAIN_VIEWS
 from tracelake.dispatcher.api.job_routes import JOB_ROUTES
+from tracelake.dispatcher.api.query_proxy import QUERY_ROUTES
+from tracelake.dispatcher.api.query_service import QueryService
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.api.services import DispatcherServices
 from tracelake.dispatcher.api.state_clock import StateClock
 from tracelake.dispatcher.api.task_routes import TASK_ROUTES
 from tracelake.dispatcher.api.task_views import TASK_VIEWS
 from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
+from tracelake.queue.base import Queue
 from tracelake.serving.edge import Surface
 from tracelake.serving.health_routes import HEALTH_ROUTES
 from tracelake.serving.http_metrics import HttpMetrics
@@ -36,14 +43,18 @@ from tracelake.tokens.jwks import PublicKeys
 from tracelake.tokens.worker_tokens import WorkerTokens
 
 REQUEST_SECONDS = 30.0
-INTERNAL_ROUTES = (*WORKER_ROUTES, *INVOKER_ROUTES, *TASK_ROUTES, *HEALTH_ROUTES)
+INTERNAL_ROUTES = (*WORKER_ROUTES, *INVOKER_ROUTES, *TASK_ROUTES, *BUFFER_ROUTES, *HEALTH_ROUTES)
 USER_ROUTES = (
     *DAG_ROUTES,
+    *DAG_VERSION_VIEWS,
     *BUNDLE_ROUTES,
     *TASK_VIEWS,
     *DATASET_VIEWS,
     *COVERAGE_VIEWS,
+    *BUFFER_VIEWS,
+    *EXPLAIN_VIEWS,
     *JOB_ROUTES,
+    *QUERY_ROUTES,
     *HEALTH_ROUTES,
 )
 
@@ -74,12 +85,15 @@ def user_app(
     checks: Mapping[str, Check] | None = None,
     timeout: float = REQUEST_SECONDS,
     token_ttl: float = 3.0,
+    query: QueryService | None = None,
+    queue: Queue | None = None,
 ) -> Surface:
-    """``token_ttl`` bounds how long a revoked token still works."""
+    """``token_ttl`` bounds how long a revoked token still works; ``query`` is what queries are passed on to, and
+    ``queue`` what is asked how full it is."""
     authenticators: dict[Identity, Authenticator] = {
         Identity.USER: UserAuthenticator(dispatch.ctx.db, ttl=token_ttl)
     }
-    return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, timeout)
+    return _surface("user", USER_ROUTES, authenticators, dispatch, metrics, checks, timeout, query, queue)
 
 
 def describe(name: str, routes: Sequence[HTTPRouteHandler]) -> bytes:
@@ -95,9 +109,13 @@ def _surface(
     metrics: HttpMetrics,
     checks: Mapping[str, Check] | None,
     timeout: float,
+    query: QueryService | None = None,
+    queue: Queue | None = None,
 ) -> Surface:
     services = DispatcherServices(
         dispatch=dispatch,
+        query=query or QueryService(None),
+        queue=queue,
         registry=metrics.registry,
         checks={"state": _state_check(dispatch.ctx.db), **(checks or {})},
         now=StateClock(dispatch.ctx.db).now,

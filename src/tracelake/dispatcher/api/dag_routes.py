@@ -71,7 +71,7 @@ def _deployed(done: Deployed) -> DeployResponse:
         )
         for name, outputs in done.jobs.items()
     ]
-    return DeployResponse(done.dag_name, done.dag_version, jobs)
+    return DeployResponse(done.dag_name, done.dag_version, jobs, done.buffers)
 
 
 def _planned(found: DeployPlan) -> PlanResponse:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tracelake.contracts.user_api import (
+    DatasetDetail,
     DatasetPage,
     DatasetQuery,
-    DatasetSummary,
     PartitionPage,
     PartitionQuery,
 )
@@ -25,9 +25,9 @@ async def list_datasets(request: ApiRequest) -> Answer:
     return json_answer(await read(request, reads.datasets, request.query_as(DatasetQuery)))
 
 
-@endpoint("GET", "/v1/datasets/{name:str}", Operation(identity=Identity.USER, answers={200: DatasetSummary}))
+@endpoint("GET", "/v1/datasets/{name:str}", Operation(identity=Identity.USER, answers={200: DatasetDetail}))
 async def show_dataset(request: ApiRequest) -> Answer:
-    """One dataset in its current version."""
+    """One dataset in its current version, with its generations and how far it is behind."""
     return json_answer(await read(request, reads.dataset, request.user.org_id, request.path_text("name")))
 
 

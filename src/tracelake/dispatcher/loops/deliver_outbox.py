@@ -1,4 +1,4 @@
-"""Step 3, outbox to queue: intents that were committed are delivered, at least once.
+"""Step 3, outbox to queue: wake-ups that were committed are delivered, at least once.
 
 What this process has just committed is delivered straight from memory; a sweep takes what is due later, what
 other processes left behind, and what failed. A wake-up that can't be published is tried again with backoff
@@ -23,7 +23,7 @@ from tracelake.domain.errors import TracelakeError, Unavailable
 from tracelake.queue.base import Queue
 from tracelake.store import outbox
 from tracelake.store.db import Database, DeployLock
-from tracelake.store.outbox_entry import OutboxEntry
+from tracelake.store.outbox_entry import OutboxEntry, OutboxKind
 
 log = structlog.get_logger(__name__)
 
@@ -64,8 +64,8 @@ class OutboxDelivery:
         db.on_commit(self.notice)
 
     def notice(self, entries: Sequence[OutboxEntry]) -> None:
-        """Hear of entries that were just committed here."""
-        self._fresh.extend(entry for entry in entries if entry.due)
+        """Hear of entries that were just committed here; messages of buffers have their own delivery."""
+        self._fresh.extend(entry for entry in entries if entry.due and entry.kind is OutboxKind.WAKE)
         self._wakened.set()
 
     async def deliver_fresh(self) -> None:

@@ -26,6 +26,9 @@ async def observe_state(db: Database, queue: Queue, runtimes: RuntimeRegistry, g
         gauges.in_flight.clear()
         for row in await tx.fetch(SQL.in_flight):
             gauges.in_flight.labels(row["operator"]).set(row["running"])
+        gauges.dead_letters.clear()
+        for row in await tx.fetch(SQL.dead_letters):
+            gauges.dead_letters.labels(row["dataset"]).set(row["kept"])
         lag = await outbox.lag(tx)
         gauges.outbox_due.set(lag.due)
         gauges.outbox_lag.set(lag.oldest_seconds)
@@ -38,6 +41,9 @@ async def observe_state(db: Database, queue: Queue, runtimes: RuntimeRegistry, g
 
 async def _observe_queues(queue: Queue, names: Iterable[str], gauges: StateGauges) -> None:
     depths = await queue.depths()
+    # A buffer's queue is only known while it holds something.
+    for each in (gauges.queue_visible, gauges.queue_in_flight, gauges.queue_age, gauges.queue_dead):
+        each.clear()
     for name in {*names, *depths}:
         depth = depths.get(name, _EMPTY)
         gauges.queue_visible.labels(name).set(depth.visible)

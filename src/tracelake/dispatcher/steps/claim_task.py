@@ -22,6 +22,7 @@ from tracelake.contracts.dispatcher_api import (
 from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.end_attempts import wake_next
+from tracelake.dispatcher.steps.sink_task import sink_config
 from tracelake.dispatcher.steps.task_token import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskKind, TaskStatus, decide_claim
 from tracelake.store import invalidations, jobs, operator_state, tasks
@@ -107,6 +108,7 @@ async def _claim(
                 epoch=attempt.epoch,
                 state=attempt.state,
                 written=await _written(tx, task),
+                config=await sink_config(ctx, tx, card),
             )
             results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
         else:

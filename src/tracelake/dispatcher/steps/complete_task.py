@@ -21,6 +21,7 @@ from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import count_events, open_gates
 from tracelake.dispatcher.steps.end_attempts import AttemptOver, Ended, end_attempts
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
+from tracelake.dispatcher.steps.retract_buffers import retract_buffers
 from tracelake.domain.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound, TracelakeError
 from tracelake.domain.task import Outcome, TaskKind, TaskStatus, check_may_act
 from tracelake.store import datasets, tasks
@@ -176,6 +177,7 @@ async def _commit(ctx: StepContext, tx: Transaction, accepted: dict[int, _Accept
     await datasets.advance_consumers(
         tx, [move for entry in done for move in commit_outputs.consumed(entry.task)]
     )
+    await retract_buffers(ctx, tx, [entry.task for entry in done])
     ended = await end_attempts(ctx, tx, [_over(entry) for entry in lasting.values()])
     await count_events(
         ctx,

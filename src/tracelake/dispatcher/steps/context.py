@@ -12,6 +12,7 @@ from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.base import ObjectStore
+from tracelake.store.buffers import KnownBuffer
 from tracelake.store.db import Database
 from tracelake.store.jobs import JobCards
 from tracelake.tokens.signing import Signer
@@ -30,4 +31,6 @@ class StepContext:
     audience: str = "tracelake-task"
     missing_work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a deploy or a resume may have left something for the reconciler to ask for."""
+    buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
+    """Buffered datasets by uuid and by name, as they were last seen here; looked at again before they count."""
     metrics: StepMetrics = field(default_factory=lambda: StepMetrics(CollectorRegistry()))

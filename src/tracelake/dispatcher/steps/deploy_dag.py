@@ -15,8 +15,10 @@ from uuid import UUID
 
 import structlog
 
+from tracelake.contracts.user_api import DeployedBuffer
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
+from tracelake.dispatcher.steps.sink_task import SINK_FINGERPRINT, sink_spec
 from tracelake.domain.bundle_zip import BundleListing
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.model import (
@@ -29,8 +31,8 @@ from tracelake.domain.dag.model import (
 )
 from tracelake.domain.dag.parse import line_locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
-from tracelake.domain.dag.world import OutputRef, World
-from tracelake.store import bundles, dags, outbox, tasks
+from tracelake.domain.dag.world import JobKey, OutputRef, World
+from tracelake.store import buffers, bundles, dags, outbox, tasks
 from tracelake.store.dags import ActiveDag, DeployedOutput
 from tracelake.store.db import DeployLock, Transaction
 
@@ -49,12 +51,14 @@ class Deployed:
     created: bool
     plan: DeployPlan
     jobs: dict[str, list[DeployedOutput]]
+    buffers: list[DeployedBuffer]
 
 
 async def plan_dag(ctx: StepContext, yaml: str) -> DeployPlan:
     """What a deploy of this file would change; changes nothing."""
     spec, active = await _read(ctx, yaml)
-    return plan_deploy(spec, active, lambda path: line_locator(yaml)(path))
+    kept = await ctx.db.run(lambda tx: buffers.schemas_of_dag(tx, spec.name), lock=DeployLock.NONE)
+    return plan_deploy(spec, active, lambda path: line_locator(yaml)(path), kept)
 
 
 async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
@@ -64,7 +68,8 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
     async def work(tx: Transaction) -> Deployed:
         active = await dags.active(tx)
         specs = {name: dag.spec for name, dag in active.items()}
-        plan = plan_deploy(spec, specs, lambda path: line_locator(yaml)(path))
+        kept = await buffers.schemas_of_dag(tx, spec.name)
+        plan = plan_deploy(spec, specs, lambda path: line_locator(yaml)(path), kept)
         known = await dags.version_of_yaml(tx, spec.name, sha256)
         version = known or await dags.add_version(tx, ctx.org_id, spec, yaml, sha256, actor)
         if not (spec.name in active and active[spec.name].version == version):
@@ -75,12 +80,16 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
         jobs: dict[str, list[DeployedOutput]] = {job.name: [] for job in spec.jobs}
         for output in await dags.outputs_of_dag(tx, spec.name):
             jobs[output.job].append(output)
-        return Deployed(spec.name, version, known is None, plan, jobs)
+        return Deployed(spec.name, version, known is None, plan, jobs, await _buffers(tx, spec.name))
 
     deployed = await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
     log.info("deployed", dag=spec.name, version=deployed.dag_version, created=deployed.created, actor=actor)
     ctx.missing_work.set()
     return deployed
+
+
+async def _buffers(tx: Transaction, dag: str) -> list[DeployedBuffer]:
+    return [DeployedBuffer(**row) for row in await buffers.of_dag(tx, dag)]
 
 
 async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec]]:
@@ -126,7 +135,10 @@ class _Executor:
     async def _retire(self, leaving: list[JobChange]) -> None:
         """Queued tasks are canceled; running ones finish into their old version. A source would run for
         ever, so it is told to stop."""
-        retired = [await dags.retire_job(self._tx, change.dag, change.job) for change in leaving]
+        await self._retire_jobs([(change.dag, change.job) for change in leaving])
+
+    async def _retire_jobs(self, leaving: list[JobKey]) -> None:
+        retired = [await dags.retire_job(self._tx, dag, job) for dag, job in leaving]
         job_ids = [job_id for job_id in retired if job_id is not None]
         await dags.retire_versions(self._tx, job_ids)
         live = await tasks.live_of_jobs(self._tx, job_ids)
@@ -145,6 +157,7 @@ class _Executor:
             if job.execution_strategy is ExecutionStrategy.PER_UPDATE:
                 await outbox.wake(self._tx, await create_updates(self._ctx, self._tx, [found]))
         job_id = found or await self._create(change, job)
+        await dags.outrank(self._tx, job_id)
         if job.source_kind is SourceKind.ALWAYS_ON:
             task_id = self._ctx.entropy.uuid()
             created = await tasks.create_source_task(self._tx, task_id, job_id, {"kind": "deploy"})
@@ -177,11 +190,27 @@ class _Executor:
         await outbox.wake(self._tx, await tasks.wake_queued_of_jobs(self._tx, [job_id]))
 
     async def _buffered(self) -> None:
+        """What the file no longer names stays as it is, without a sink; what it names again is taken up again."""
         entries = [entry for entry in self._spec.publish if isinstance(entry, BufferedDataset)]
-        await dags.retire_buffered(self._tx, self._spec.name, [entry.name for entry in entries])
+        gone = await buffers.retire(self._tx, self._spec.name, [entry.name for entry in entries])
+        await self._retire_jobs([(self._spec.name, job) for job in gone])
         for entry in entries:
-            uuid, version = self._ctx.entropy.uuid(), self._ctx.entropy.uuid()
-            await dags.ensure_buffered(self._tx, self._ctx.org_id, self._spec.name, entry, uuid, version)
+            await self._sink(entry)
+
+    async def _sink(self, entry: BufferedDataset) -> None:
+        ctx, tx, dag = self._ctx, self._tx, self._spec.name
+        dataset_uuid = await buffers.ensure(tx, ctx.org_id, dag, entry, ctx.entropy.uuid())
+        job = sink_spec(entry)
+        found = await dags.find_generation(tx, dag, job.name, SINK_FINGERPRINT)
+        job_id = found or ctx.entropy.uuid()
+        if found is None:
+            await dags.add_job(tx, job_id, ctx.org_id, dag, job, SINK_FINGERPRINT)
+            await dags.add_version_of(tx, dataset_uuid, ctx.entropy.uuid(), job_id, entry.name)
+        else:
+            await dags.tune_job(tx, job_id, job)
+            await dags.revive_versions(tx, job_id)
+        created = await tasks.create_source_task(tx, ctx.entropy.uuid(), job_id, {"kind": "deploy"})
+        await outbox.wake(tx, created)
 
     async def _publish(self) -> None:
         for entry in self._spec.publish:

@@ -7,6 +7,7 @@ from uuid import UUID
 from tracelake.contracts.dispatcher_api import FetchResponse
 from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.sink_task import sink_config
 from tracelake.domain.errors import NotFound
 from tracelake.store import jobs, operator_state, tasks
 from tracelake.store.db import DeployLock, Transaction
@@ -33,6 +34,7 @@ async def fetch_task(ctx: StepContext, task_id: UUID) -> FetchResponse:
             attempt=task.state.attempt,
             epoch=task.epoch,
             state=await operator_state.saved(tx, task_id),
+            config=await sink_config(ctx, tx, cards[task.job_id]),
         )
         return FetchResponse(task.state.status.value, task_id, task.state.attempt, payload)
 

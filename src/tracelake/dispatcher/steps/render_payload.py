@@ -19,6 +19,7 @@ from tracelake.contracts.dispatcher_api import (
     TaskPayload,
 )
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.domain.buffer_schema import CURSOR_COLUMN
 from tracelake.domain.dag.model import Storage
 from tracelake.domain.task import TaskKind
 from tracelake.store.db import Row
@@ -54,14 +55,16 @@ def render(
     epoch: int | None,
     state: Any = None,
     written: Mapping[UUID, Written] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> TaskPayload:
+    """``config`` takes the place of the job's own, for the platform's jobs, whose configuration may change."""
     return TaskPayload(
         task_id=task.task_id,
         attempt=attempt,
         epoch=epoch,
         job=JobRef(card.dag_name, card.name),
         operator=card.operator,
-        config=card.config,
+        config=card.config if config is None else dict(config),
         inputs=inputs,
         outputs=[
             _output(ctx, task, output, outputs, attempt, epoch, (written or {}).get(output.dataset_version))
@@ -92,6 +95,7 @@ def _input(task: TaskRow, row: Row) -> PayloadInput:
         "where_tree": row["where_tree"],
         "invalidation": _invalidation(row),
         "hot": PayloadHot(row["hot_version"], row["hot_revision"]) if row["hot_version"] else None,
+        "cursor_column": CURSOR_COLUMN if row["write_mode"] == "buffered" else None,
     }
     if row["finalized"] is not None:
         common["finalized"] = row["finalized"]

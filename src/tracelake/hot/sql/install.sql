@@ -16,9 +16,11 @@ SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA publi
 
 -- name: grants
 -- $1 loads staging tables and can do nothing else; $2 commits them, and may do with staging tables what $1 may. A
--- worker that stands still in the middle of a commit keeps its successor's fence waiting: not for long.
+-- worker that stands still in the middle of a commit keeps its successor's fence waiting: not for long. A sink, which
+-- is $2 as well, stages in tables of its own session.
 SELECT format(
     'GRANT CONNECT ON DATABASE %3$I TO %1$I, %2$I;
+     GRANT TEMPORARY ON DATABASE %3$I TO %2$I;
      GRANT USAGE, CREATE ON SCHEMA staging TO %1$I;
      GRANT %1$I TO %2$I;
      GRANT USAGE ON SCHEMA tracelake TO %2$I;

@@ -1,0 +1,1 @@
+"""Records from publish to committed, beside plain COPY into the same table."""

@@ -1,0 +1,228 @@
+-- Buffered datasets: tables that many jobs publish to and one sink writes. A row is known by its declared key; the one
+-- with the higher revision replaces the other. What a table holds follows from which messages came, not from their
+-- order: retractions are remembered, so that a batch that comes late is retracted as it comes.
+
+-- How far a buffered table's positions have come. They rise with every insert, replacement and retraction, and are what
+-- its consumers' cursors count.
+CREATE TABLE tracelake.buffer (
+    dataset_version uuid PRIMARY KEY,
+    key_columns     text[] NOT NULL,
+    position        bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+CREATE TABLE tracelake.buffer_retraction (
+    dataset_version uuid NOT NULL,
+    producer        text NOT NULL,
+    blocks          int8range NOT NULL,
+    revision        bigint NOT NULL,
+    retracted_at    timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX buffer_retraction_producer ON tracelake.buffer_retraction (dataset_version, producer, revision);
+CREATE INDEX buffer_retraction_blocks ON tracelake.buffer_retraction USING gist (blocks);
+
+CREATE FUNCTION tracelake.quoted_list(names text[], form text DEFAULT '%I') RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(string_agg(format(form, name), ', ' ORDER BY place), '')
+    FROM unnest(names) WITH ORDINALITY AS u(name, place)
+$$;
+
+CREATE FUNCTION tracelake.create_buffer(version uuid, columns jsonb, key_columns text[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    target text := format('data.%I', tracelake.table_of(version));
+    declared text;
+BEGIN
+    SELECT string_agg(format('%I %s%s', c ->> 0, (c ->> 1)::regtype,
+                             CASE WHEN c ->> 0 = ANY (key_columns) THEN ' NOT NULL' ELSE '' END), ', ' ORDER BY place)
+    INTO declared
+    FROM jsonb_array_elements(columns) WITH ORDINALITY AS u(c, place) WHERE c ->> 0 <> 'revision';
+    EXECUTE format(
+        'CREATE TABLE %s (%s, position bigint NOT NULL, producer text NOT NULL, scope_start bigint, scope_end bigint,
+                          revision bigint NOT NULL, written_at timestamptz NOT NULL, retracted_at timestamptz,
+                          UNIQUE (%s))', target, declared, tracelake.quoted_list(key_columns));
+    EXECUTE format('CREATE INDEX ON %s (position)', target);
+    EXECUTE format('CREATE INDEX ON %s (producer, scope_end)', target);
+    IF tracelake.has_column(to_regclass(target), 'block_number') THEN
+        EXECUTE format('CREATE INDEX ON %s (block_number)', target);
+    END IF;
+    INSERT INTO tracelake.buffer (dataset_version, key_columns) VALUES (version, key_columns);
+END $$;
+
+-- The table of a buffered dataset as it is declared: made if there is none, with columns added that are new. `columns`
+-- is [[name, type], …]. Columns that only the table has are left alone: a sink may know an older schema than the table.
+-- Who reads the table for long is waited for a little: whoever asks has to ask again.
+CREATE FUNCTION tracelake.ensure_buffer(version uuid, columns jsonb, key_columns text[])
+RETURNS void LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+DECLARE
+    target regclass := to_regclass(format('data.%I', tracelake.table_of(version)));
+    known text[];
+    differing text;
+    added text;
+BEGIN
+    PERFORM tracelake.lock_version(version);
+    SELECT b.key_columns INTO known FROM tracelake.buffer b WHERE b.dataset_version = version;
+    IF target IS NULL AND known IS NULL THEN
+        PERFORM tracelake.create_buffer(version, columns, key_columns);
+        RETURN;
+    ELSIF target IS NULL OR known IS NULL THEN
+        RAISE EXCEPTION 'the dataset''s table % what the database knows of it',
+                        CASE WHEN target IS NULL THEN 'is gone, unlike' ELSE 'is there without' END
+        USING ERRCODE = 'TL002';
+    END IF;
+    IF NOT (known @> key_columns AND known <@ key_columns) THEN
+        RAISE EXCEPTION 'the key can''t change from (%) to (%)',
+                        array_to_string(known, ', '), array_to_string(key_columns, ', ') USING ERRCODE = 'TL002';
+    END IF;
+    SELECT string_agg(format('%s is %s, not %s', c ->> 0, a.atttypid::regtype, (c ->> 1)::regtype), ', ')
+               FILTER (WHERE a.attname IS NOT NULL),
+           string_agg(format('ADD COLUMN %I %s', c ->> 0, (c ->> 1)::regtype), ', ') FILTER (WHERE a.attname IS NULL)
+    INTO differing, added
+    FROM jsonb_array_elements(columns) c
+    LEFT JOIN pg_attribute a ON a.attrelid = target AND a.attname = c ->> 0 AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.atttypid IS DISTINCT FROM (c ->> 1)::regtype::oid;
+    IF differing IS NOT NULL THEN
+        RAISE EXCEPTION 'columns can''t change their type: %', differing USING ERRCODE = 'TL002';
+    END IF;
+    IF added IS NOT NULL THEN
+        EXECUTE format('ALTER TABLE %s ', target) || added;
+    END IF;
+END $$;
+
+-- Where a session's rows are loaded before they are merged: its own table, empty at the end of every transaction. `#`
+-- numbers the rows from 1 on, under a name that no schema can declare.
+CREATE FUNCTION tracelake.stage_buffer(version uuid, staging_table text, names text[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF to_regclass(format('pg_temp.%I', staging_table)) IS NULL THEN
+        EXECUTE format('CREATE TEMP TABLE %I ON COMMIT DELETE ROWS AS SELECT 0::bigint AS "#", %s FROM data.%I
+                        WITH NO DATA', staging_table, tracelake.quoted_list(names), tracelake.table_of(version));
+    END IF;
+END $$;
+
+-- Rows of a producer about these blocks that are older than the revision are retracted: those that are there, and by
+-- the remembered retraction those that are still to come. A row is about its block, or else about its whole scope.
+-- Answers how many were.
+CREATE FUNCTION tracelake.retract_rows(
+    version uuid, whose text, first_block bigint, last_block bigint, below bigint, base bigint
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    target regclass := to_regclass(format('data.%I', tracelake.table_of(version)));
+    span int8range := int8range(first_block, last_block, '[]');
+    about text := 'scope_end BETWEEN $2 AND $3 AND scope_start >= $2';
+    found bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM tracelake.buffer_retraction r WHERE r.dataset_version = version
+                   AND r.producer = whose AND r.revision >= below AND r.blocks @> span) THEN
+        DELETE FROM tracelake.buffer_retraction r
+        WHERE r.dataset_version = version AND r.producer = whose AND r.revision <= below AND r.blocks <@ span;
+        INSERT INTO tracelake.buffer_retraction (dataset_version, producer, blocks, revision)
+        VALUES (version, whose, span, below);
+    END IF;
+    IF tracelake.has_column(target, 'block_number') THEN
+        about := format('block_number IS NULL AND %s UNION ALL
+                         SELECT ctid, position FROM %s WHERE producer = $1 AND revision < $4 AND retracted_at IS NULL
+                         AND block_number BETWEEN $2 AND $3', about, target);
+    END IF;
+    EXECUTE format(
+        'UPDATE %1$s t SET retracted_at = now(), position = $5 + found.place
+         FROM (SELECT at, row_number() OVER (ORDER BY position) AS place
+               FROM (SELECT ctid AS at, position FROM %1$s
+                     WHERE producer = $1 AND revision < $4 AND retracted_at IS NULL AND %2$s) hit) found
+         WHERE t.ctid = found.at', target, about) USING whose, first_block, last_block, below, base;
+    GET DIAGNOSTICS found = ROW_COUNT;
+    RETURN found;
+END $$;
+
+-- Staged rows become the table's. `starts` are the numbers of the rows that batches begin with. Of several rows with one
+-- key the highest revision counts, and of equal ones the first; what is there already gives way only to a higher one.
+-- Answers how many were written, and the highest position.
+CREATE FUNCTION tracelake.merge_rows(
+    version uuid, staging_table text, starts bigint[], producers text[], scope_starts bigint[], scope_ends bigint[],
+    revisions bigint[], base bigint, OUT written bigint, OUT highest bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    target regclass := to_regclass(format('data.%I', tracelake.table_of(version)));
+    staged regclass := to_regclass(format('pg_temp.%I', staging_table));
+    own_revision boolean := tracelake.has_column(staged, 'revision');
+    keys text := (SELECT tracelake.quoted_list(key_columns) FROM tracelake.buffer WHERE dataset_version = version);
+    names text[] := ARRAY(SELECT attname FROM pg_attribute WHERE attrelid = staged AND attnum > 0
+                          AND attname NOT IN ('#', 'revision') ORDER BY attnum);
+    -- Mostly nothing that was retracted is newer than what comes, and then nobody needs to look at every row.
+    late boolean := EXISTS (SELECT FROM tracelake.buffer_retraction r
+                            WHERE r.dataset_version = version AND r.producer = ANY (producers)
+                            AND (own_revision OR r.revision > (SELECT min(v) FROM unnest(revisions) v)));
+BEGIN
+    EXECUTE format(
+        'WITH merged AS (
+             INSERT INTO %1$s AS t (%2$s, position, producer, scope_start, scope_end, revision, written_at, retracted_at)
+             SELECT %2$s, $7 + "#", ($3)["#batch"], ($4)["#batch"], ($5)["#batch"], "#revision", now(), %3$s
+             FROM (SELECT DISTINCT ON (%4$s) * FROM (
+                       SELECT n.*, %5$s AS "#revision"
+                       FROM (SELECT s.*, width_bucket(s."#", $2) AS "#batch" FROM %6$s s) n) r
+                   ORDER BY %4$s, "#revision" DESC, "#") s
+             ON CONFLICT (%4$s) DO UPDATE SET %7$s, position = excluded.position, producer = excluded.producer,
+                 scope_start = excluded.scope_start, scope_end = excluded.scope_end, revision = excluded.revision,
+                 written_at = excluded.written_at, retracted_at = excluded.retracted_at
+             WHERE t.revision < excluded.revision
+             RETURNING t.position)
+         SELECT count(*), max(position) FROM merged',
+        target, tracelake.quoted_list(names),
+        CASE WHEN late THEN format(
+            'CASE WHEN EXISTS (SELECT FROM tracelake.buffer_retraction r
+                               WHERE r.dataset_version = $1 AND r.producer = ($3)["#batch"]
+                               AND r.revision > "#revision" AND r.blocks @> int8range(%s, ''[]'')) THEN now() END',
+            CASE WHEN 'block_number' = ANY (names)
+                 THEN 'coalesce(block_number, ($4)["#batch"]), coalesce(block_number, ($5)["#batch"])'
+                 ELSE '($4)["#batch"], ($5)["#batch"]' END)
+             ELSE 'NULL' END,
+        keys, CASE WHEN own_revision THEN 'coalesce(n.revision, ($6)["#batch"])' ELSE '($6)["#batch"]' END,
+        staged, tracelake.quoted_list(names, '%1$I = excluded.%1$I'))
+    INTO written, highest
+    USING version, starts, producers, scope_starts, scope_ends, revisions, base;
+END $$;
+
+-- The commit of what a sink has taken from its queue: under the version's lock, if the fence still holds, retractions
+-- and staged rows, and with them the event that says how far the dataset has come. It takes the place of what the sink
+-- hasn't said yet, which it says as well.
+CREATE FUNCTION tracelake.merge_buffer(
+    version uuid, dataset uuid, task uuid, my_epoch bigint, staging_table text,
+    starts bigint[], producers text[], scope_starts bigint[], scope_ends bigint[], revisions bigint[],
+    retracting text[], retracted_starts bigint[], retracted_ends bigint[], retracted_revisions bigint[],
+    OUT written bigint, OUT retracted bigint, OUT reached bigint, OUT outbox bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    everything int8range := int8range(0, 9223372036854775806, '[]');
+    upto bigint;
+BEGIN
+    PERFORM tracelake.lock_version(version);
+    IF NOT tracelake.fence_holds(version, my_epoch, everything, '{}') OR NOT EXISTS (
+        SELECT FROM tracelake.fence
+        WHERE dataset_version = version AND task_id = task AND epoch = my_epoch AND span @> everything
+    ) THEN
+        RAISE EXCEPTION 'a newer sink has begun on this dataset' USING ERRCODE = 'TL001';
+    END IF;
+    SELECT b.position INTO STRICT reached FROM tracelake.buffer b WHERE b.dataset_version = version;
+    written := 0;
+    retracted := 0;
+    FOR place IN 1 .. cardinality(retracting) LOOP
+        retracted := retracted + tracelake.retract_rows(
+            version, retracting[place], retracted_starts[place], retracted_ends[place], retracted_revisions[place],
+            reached + retracted);
+    END LOOP;
+    upto := reached + retracted;
+    IF cardinality(producers) > 0 THEN
+        SELECT m.written, greatest(upto, m.highest) INTO written, upto
+        FROM tracelake.merge_rows(
+            version, staging_table, starts, producers, scope_starts, scope_ends, revisions, upto) m;
+    END IF;
+    IF upto > reached THEN
+        UPDATE tracelake.buffer SET position = upto WHERE dataset_version = version;
+    END IF;
+    reached := upto;
+    DELETE FROM tracelake.outbox WHERE task_id = task;
+    IF reached > 0 THEN
+        INSERT INTO tracelake.outbox (task_id, events)
+        VALUES (task, jsonb_build_array(jsonb_build_object(
+            'dataset_uuid', dataset, 'dataset_version', version, 'cursor', reached)))
+        RETURNING outbox_id INTO outbox;
+    END IF;
+END $$;
