@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' 
 
 .DEFAULT_GOAL := help
 .PHONY: bench help install demo test check format simulate soak lock dev clean \
-	bench-control bench-ingest bench-tip bench-compact
+	bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
 soak: $(STAMP) ## Follow a real node through reorgs and crashes for SECONDS (300), then compare every table
 	$(PY) -m tracelake.testing.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)
 
-bench: bench-control bench-ingest bench-tip bench-compact ## Run every benchmark
+bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts ## Run every benchmark
 
 bench-control: $(STAMP) ## Measure the control plane, one JSON line per workload (bench/README.md)
 	$(PY) -m bench.control
@@ -55,6 +55,16 @@ bench-tip: $(STAMP) ## From mined to visible in hot Postgres, two blocks a secon
 
 bench-compact: $(STAMP) ## Hot rows to Parquet, beside plain COPY
 	$(PY) -m bench.compact
+
+bench-query: $(STAMP) ## What the Query Service adds to a query over 10 M logs, beside plain DuckDB
+	$(PY) -m bench.query
+
+bench-sink: $(STAMP) ## Records from publish to committed, beside plain COPY; then a backlog of small batches
+	$(PY) -m bench.sink
+	$(PY) -m bench.sink --backlog 100000
+
+bench-alerts: $(STAMP) ## From a mined transfer to its alert, and from a reorg to its retraction
+	$(PY) -m bench.alerts
 
 dev: $(STAMP) ## Run the whole stack in the foreground, its data in .tracelake
 	$(VENV)/bin/tracelake dev --home .tracelake

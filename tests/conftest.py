@@ -19,6 +19,7 @@ pytest_plugins = [
     "tracelake.testing.data_database",
     "tracelake.testing.hot_scene",
     "tracelake.testing.hot_store",
+    "tracelake.testing.query_scene",
     "tracelake.testing.spark",
     "tracelake.testing.anvil",
 ]

@@ -1,8 +1,8 @@
 """Every endpoint driven from its own OpenAPI document: no 5xx, and nothing that the document doesn't say.
 
-Both ports are served for real, over a real database. Requests are generated from the document, right and
-wrong ones; in about half of the right ones, ids are replaced by those of things that exist, so that the steps
-behind the routes are reached. The same requests in every run.
+Both ports and the Query Service are served for real, over a real database. Requests come from the document,
+right and wrong ones; in about half of the right ones, ids are replaced by those of things that exist, so that the
+steps behind the routes are reached. The same requests in every run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
+from tracelake.query.app import describe as describe_query_service
+from tracelake.query.app import open_surface
 from tracelake.store.db import Database, open_pool
 from tracelake.store.jobs import JobCards
+from tracelake.testing.query_port import grant_roles, query_settings
+from tracelake.testing.query_port import served as served_app
 from tracelake.testing.shared_postgres import SharedPostgres
 from tracelake.testing.state import ORG, build_state_template
 from tracelake.testing.surfaces import WORKER_TOKEN, open_surfaces
@@ -70,6 +75,7 @@ jobs:
     execution_strategy: PerUpdate
 publish:
   cold_rows: {{ from: {{ job: cold, output: 0 }} }}
+  alerts: {{ storage: postgres, write_mode: buffered, schema: {{ columns: {{ key: text }}, unique: [key] }} }}
 """
 schemathesis.serializer.alias("application/zip", "application/octet-stream")
 
@@ -85,7 +91,13 @@ BUNDLES = [zipped("one"), zipped("two"), b"PK", zipped("three")[:-1]]
 FILES = [DAG.format(n=0), DAG.format(n=1), "name: other\njobs: []\n", "name: driven\njobs:\n  - {name: x}\n"]
 
 
-TASK_SCOPED = ("/v1/task/complete", "/v1/task/events", "/v1/task/heartbeat")
+TASK_SCOPED = (
+    "/v1/task/complete",
+    "/v1/task/events",
+    "/v1/task/heartbeat",
+    "/v1/task/buffer-publish",
+    "/v1/task/query",
+)
 
 
 @dataclass
@@ -94,6 +106,7 @@ class Served:
 
     internal_url: str
     user_url: str
+    query_url: str
     user_token: str = field(repr=False)
     claims: list[dict[str, Any]] = field(default_factory=list, repr=False)
     known: dict[str, list[Any]] = field(default_factory=dict)
@@ -139,7 +152,16 @@ async def serve(
         runtimes=RuntimeRegistry(),
         org_id=ORG,
     )
-    async with open_surfaces(ctx) as api:
+    await grant_roles(dsn)
+    handle = folder / "dispatcher.json"
+    settings = replace_fields(
+        query_settings(dsn, None, folder / "objects", ""), internal_url=None, dispatcher_file=handle
+    )
+    async with (
+        open_surface(settings) as (surface, _),
+        served_app(surface) as query_url,
+        open_surfaces(ctx, query_url=query_url) as api,
+    ):
         servers += [
             uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="none"))
             for app in (api.internal_app, api.user_app)
@@ -148,7 +170,8 @@ async def serve(
         while not all(server.started for server in servers):
             await asyncio.sleep(0.01)
         urls = [f"http://127.0.0.1:{s.servers[0].sockets[0].getsockname()[1]}" for s in servers]
-        ready.append(Served(*urls, api.user_token))
+        handle.write_bytes(msgspec.json.encode({"internal_url": urls[0]}))
+        ready.append(Served(*urls, query_url, api.user_token))
         up.set()
         await asyncio.gather(*serving)
     await pool.close()
@@ -176,13 +199,14 @@ def populate(served: Served) -> None:
         "task_id": [task["task_id"] for task in tasks],
         "dataset_uuid": [output["dataset_uuid"] for output in outputs],
         "dataset_version": [output["dataset_version"] for output in outputs],
-        "dataset": ["cold_rows"],
-        "name": ["cold_rows", outputs[0]["dataset_uuid"]],
+        "dataset": ["cold_rows", "alerts"],
+        "name": ["cold_rows", "alerts", outputs[0]["dataset_uuid"]],
         "dag": ["driven"],
         "bundle": [pushed.json()["bundle"]],
         "sha256": [pushed.json()["bundle"].removeprefix("sha256:")],
         "job": ["src", "easy", "cold", "always", "follow"],
         "input_index": [0],
+        "sql": ["SELECT 1 AS one", "SELECT * FROM cold_rows", "SELECT", "SELECT ?"],
     }
 
 
@@ -234,14 +258,15 @@ def scoped(kind: str, entry: dict[str, Any], claim: dict[str, Any], draw: int) -
     return {**ids, **scopes[draw // 2 % 4]}
 
 
-def described(name: str, routes: Any) -> tuple[dict[str, Any], Any]:
+def described(document: bytes) -> tuple[dict[str, Any], Any]:
     """The document of a port before it is served: operations become tests while tests are collected."""
-    parsed = msgspec.json.decode(describe(name, routes))
+    parsed = msgspec.json.decode(document)
     return parsed, schemathesis.openapi.from_dict(parsed)
 
 
-INTERNAL_DOCUMENT, internal_schema = described("internal", INTERNAL_ROUTES)
-USER_DOCUMENT, user_schema = described("user", USER_ROUTES)
+INTERNAL_DOCUMENT, internal_schema = described(describe("internal", INTERNAL_ROUTES))
+USER_DOCUMENT, user_schema = described(describe("user", USER_ROUTES))
+QUERY_DOCUMENT, query_schema = described(describe_query_service())
 bounded = settings(
     max_examples=25,
     derandomize=True,
@@ -280,6 +305,17 @@ def test_the_user_port_does_what_its_document_says(case: schemathesis.Case, serv
     case.call_and_validate(base_url=served.user_url, headers=headers, excluded_checks=declined(case), **more)
 
 
+@query_schema.parametrize()
+@bounded
+def test_the_query_service_does_what_its_document_says(case: schemathesis.Case, served: Served) -> None:
+    headers = {"Authorization": f"Bearer {served.user_token}"}
+    if case.path in TASK_SCOPED:
+        headers = {"X-Trace-Task-Capability": served.own_claim(case.path)["capability_token"]}
+    make_real(case, served, served.claims)
+    case.call_and_validate(base_url=served.query_url, headers=headers, excluded_checks=declined(case))
+
+
 def test_the_documents_that_drive_these_tests_are_the_served_ones(served: Served) -> None:
     assert httpx.get(f"{served.internal_url}/openapi.json").json() == INTERNAL_DOCUMENT
     assert httpx.get(f"{served.user_url}/openapi.json").json() == USER_DOCUMENT
+    assert httpx.get(f"{served.query_url}/openapi.json").json() == QUERY_DOCUMENT

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +16,7 @@ import httpx
 import psycopg
 import pytest
 
-from tracelake.dev.handle import DevHandle
+from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
 from tracelake.testing.dev_stack import DevStack, descendants, eventually, is_gone, tracelake
 
 CONTRACT_FIELDS = {
@@ -29,6 +31,7 @@ CONTRACT_FIELDS = {
     "pids",
 }
 STOP_SECONDS = 10
+PARTS = {"dispatcher", "postgres-state", "postgres-data", "query", "sink"}
 DAG = """
 name: kept
 jobs:
@@ -78,7 +81,7 @@ def listening(url: str) -> bool:
 def test_an_empty_private_home_with_spaces_gets_everything_and_a_sigterm_takes_it_away(
     tmp_path: Path, start: Start
 ) -> None:
-    home = tmp_path / "a home with spaces"
+    home = tmp_path / "a höme with spaces ✓"
     home.mkdir(mode=0o700)
     stack = start(home)
     handle = stack.until_ready()
@@ -86,11 +89,14 @@ def test_an_empty_private_home_with_spaces_gets_everything_and_a_sigterm_takes_i
     file = home / "dev.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert set(DevHandle.__struct_fields__) >= CONTRACT_FIELDS
-    assert handle.query_url is None
     assert Path(handle.object_root).is_relative_to(home)
-    assert {"supervisor", "dispatcher", "postgres-state", "postgres-data"} == set(handle.pids)
-    assert ready_on(handle.user_url)
-    assert ready_on(handle.internal_url)
+    assert set(handle.pids) == {"supervisor", *PARTS}
+    for url in (handle.user_url, handle.internal_url, handle.query_url):
+        assert ready_on(url)
+    said = stack.stderr.read_text()
+    for part in PARTS:
+        assert f"tracelake dev: {part} is ready after" in said
+    assert f"logs in {home / 'logs'}" in said
     for dsn, database in (
         (handle.state_dsn, "tracelake_state"),
         (handle.data_dsn, "tracelake_data"),
@@ -141,20 +147,27 @@ def test_a_part_that_hangs_does_not_hold_up_the_stop(tmp_path: Path, start: Star
     assert [pid for pid in everything if not is_gone(pid)] == []
 
 
-def test_a_killed_dispatcher_is_back_on_the_same_ports(tmp_path: Path, start: Start) -> None:
+def test_killed_parts_are_back_on_the_same_ports_and_it_is_said(tmp_path: Path, start: Start) -> None:
     stack = start(tmp_path / "home")
     before = stack.until_ready()
-    os.kill(before.pids["dispatcher"], signal.SIGKILL)
+    killed = ("dispatcher", "query", "sink")
+    for part in killed:
+        os.kill(before.pids[part], signal.SIGKILL)
 
     def back() -> DevHandle | None:
         now = stack.find_handle()
-        changed = now is not None and now.pids.get("dispatcher") not in (None, before.pids["dispatcher"])
+        changed = now is not None and all(
+            now.pids.get(part) not in (None, before.pids[part]) for part in killed
+        )
         return now if changed else None
 
-    after = eventually("the dispatcher has another pid", back)
-    assert (after.user_url, after.internal_url) == (before.user_url, before.internal_url)
-    assert ready_on(after.user_url)
-    assert "dispatcher ended; starting it again" in stack.stderr.read_text()
+    after = eventually("the killed parts have other pids", back)
+    urls = (before.user_url, before.internal_url, before.query_url)
+    assert (after.user_url, after.internal_url, after.query_url) == urls
+    for part in killed:
+        eventually(f"{part} is said to run again", lambda part=part: f"{part} runs again" in stack.said())
+        assert f"{part} was killed by SIGKILL; starting it again in 0.25 s" in stack.said()
+    assert all(map(ready_on, urls))
     assert stack.run("status").returncode == 0
 
 
@@ -203,13 +216,12 @@ def test_nothing_outlives_a_killed_supervisor_and_the_next_start_goes_on(
     assert (again.user_token, again.worker_token) == (handle.user_token, handle.worker_token)
 
 
-def test_a_home_has_one_stack_at_a_time(tmp_path: Path, start: Start) -> None:
-    running = start(tmp_path / "home")
-    running.until_ready()
-    refused = running.run("dev", "--user-port", "0", "--internal-port", "0")
+def test_a_home_has_one_stack_at_a_time(stack: DevStack) -> None:
+    refused = stack.run("dev", "--port", "auto")
     assert refused.returncode == 1
-    assert refused.stderr == f"error: a stack runs on {running.home} already\n"
-    assert running.run("status").returncode == 0
+    [line] = refused.stderr.splitlines()
+    assert f"a stack runs on {stack.home} already (process {stack.handle.pids['supervisor']})" in line
+    assert stack.run("status").returncode == 0
 
 
 def test_a_taken_port_is_named_in_one_line(tmp_path: Path) -> None:
@@ -223,10 +235,12 @@ def test_a_taken_port_is_named_in_one_line(tmp_path: Path) -> None:
     assert refused.returncode == 1
     [line] = refused.stderr.splitlines()
     assert f"127.0.0.1:{port}" in line
-    assert not (tmp_path / "home" / "dev.json").exists()
+    assert "--user-port (0 for any free one)" in line
+    assert not (tmp_path / "home" / "postgres").exists()
 
 
 def test_a_home_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path, start: Start) -> None:
+    """By its mark before anything runs, and by its databases when the mark is gone."""
     stack = start(tmp_path / "home")
     handle = stack.until_ready()
     with psycopg.connect(handle.state_dsn) as connection:
@@ -235,9 +249,17 @@ def test_a_home_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path, st
         )
     stack.send(signal.SIGTERM)
     stack.wait()
-    refused = stack.run("dev", "--user-port", "0", "--internal-port", "0")
+    mark = stack.home / "VERSION"
+    mark.write_text("999.0.0\n")
+    refused = stack.run("dev", "--port", "auto", "--no-workers")
     assert refused.returncode == 1
     [line] = refused.stderr.splitlines()
+    assert "was used by Tracelake 999.0.0" in line
+    mark.unlink()
+    refused = stack.run("dev", "--port", "auto", "--no-workers")
+    assert refused.returncode == 1
+    line = refused.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
     assert "9999_later.sql" in line
     assert "upgrade" in line
 
@@ -248,3 +270,42 @@ def test_a_home_that_can_not_be_made_is_refused_in_one_line(tmp_path: Path) -> N
     assert refused.returncode == 1
     [line] = refused.stderr.splitlines()
     assert str(tmp_path / "file" / "home") in line
+
+
+def test_a_user_without_power_can_run_one_too(tmp_path: Path) -> None:
+    home, output = tmp_path / "home", tmp_path / "output"
+    command = [
+        sys.executable,
+        "-m",
+        "tracelake",
+        "dev",
+        "--home",
+        str(home),
+        "--port",
+        "auto",
+        "--no-workers",
+    ]
+    with (
+        output.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "tracelake.testing.unprivileged", str(tmp_path), *command], stdout=out
+        ) as stack,
+    ):
+        try:
+            eventually("it is ready", lambda: output.read_text() == "ready\n" or stack.poll() is not None)
+            handle = read_handle(home / DEV_FILE, DevHandle)
+            assert handle is not None
+            assert all(map(ready_on, (handle.user_url, handle.internal_url, handle.query_url)))
+            everything = [stack.pid, *descendants(stack.pid)]
+        finally:
+            stack.terminate()
+            assert stack.wait(STOP_SECONDS) == 0
+    assert [pid for pid in everything if not is_gone(pid)] == []
+
+
+def test_the_doctor_looks_at_every_part(stack: DevStack) -> None:
+    said = stack.run("doctor")
+    assert f"parts: {', '.join(sorted({'supervisor', *PARTS}))} run" in said.stdout
+    assert f"query service: {stack.handle.query_url} is ready" in said.stdout
+    assert "query slots: " in said.stdout
+    assert "home: was used by Tracelake " in said.stdout

@@ -36,6 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
             object_root=Path(handle.object_root),
             runtime="lambda",
             name="invoker",
+            environment={"TRACELAKE_QUERY_URL": handle.query_url},
         )
         try:
             asyncio.run(invoker.start())
@@ -118,7 +119,7 @@ def fails(event, context):
 
 def refused(event, context):
     task = Task(event)
-    for call in (lambda: task.query("select 1"), lambda: task.publish("nothing", [{"a": 1}]),
+    for call in (lambda: task.query("select * from not_mine"), lambda: task.publish("nothing", [{"a": 1}]),
                  lambda: task.emit_all([{"dataset": "not_mine", "cursor": 1}])):
         try:
             call()
@@ -145,7 +146,7 @@ export const fails = (event) => new Task(event).fail("not today", { retryable: f
 
 export async function refused(event) {
   const task = new Task(event);
-  for (const call of [() => task.query("select 1"), () => task.publish("nothing", [{ a: 1 }]),
+  for (const call of [() => task.query("select * from not_mine"), () => task.publish("nothing", [{ a: 1 }]),
                       () => task.emitAll([{ dataset: "not_mine", cursor: 1 }])]) {
     await call().catch((error) => console.log(error.status, error.reason));
   }
@@ -179,8 +180,8 @@ def test_a_function_speaks_for_its_own_task_by_the_client(stack: DevStack, name:
     assert "NotYourDataset" in (tasks["returns_nonsense"].error_message or "")
     said = stack.run("logs", str(tasks["refused"].task_id)).stdout
     assert [line for line in said.splitlines() if line[:1].isdigit()] == [
-        "404 NotServed",
-        "404 NotServed",
+        "422 InvalidQuery",
+        "403 NotYourDataset",
         "403 NotYourDataset",
     ]
     scopes = {each: [(event.start, event.end) for event in tasks[each].events] for each in names}

@@ -94,7 +94,7 @@ def test_an_empty_table_is_filled_from_the_start_and_then_follows_the_tip(
     attempt.settle()
     assert_equal(scene, node)
     assert invalidated(scene) == []
-    expected = {"head": 16, "tip": 16, "lag": 0, "reorgs": 0}
+    expected = {"head": 16, "tip": 16, "lag": 0, "reorgs": 0, "endpoints": "node0"}
     eventually("its progress", lambda: expected.items() <= attempt.wrapper.progress.items() or None)
 
 

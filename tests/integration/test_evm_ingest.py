@@ -180,6 +180,7 @@ def test_a_range_becomes_the_tables_that_the_node_has(site: Site, node: RunningC
         assert output.manifest is not None
         assert output.manifest.schema_hash == schema_hash(TABLES[dataset].arrow)
         assert output.manifest.verified == ("off" if dataset is Dataset.TRACES else "full")
+        assert output.manifest.endpoints == (node.url.removeprefix("http://"),)
         assert table_of(output).equals(what_the_node_says(node.url, 0, BLOCKS, dataset)), dataset
 
 

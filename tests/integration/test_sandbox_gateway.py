@@ -16,6 +16,7 @@ import h11
 import httpx
 import pytest
 
+from tracelake.contracts.buffers import MAX_BATCH_BYTES
 from tracelake.domain.errors import Forbidden
 from tracelake.worker.sandbox import Sandbox, SandboxSpec, check
 from tracelake.worker.sandbox.gateway import Gateway, GatewayLimits, GatewayRequest, GatewayResponse
@@ -45,6 +46,7 @@ class Upstream:
                         body = b'{"answered": true}'
                         writer.write(
                             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nSet-Cookie: a=b\r\n"
+                            b"X-Trace-Row-Count: 1\r\nX-Trace-Truncated: false\r\n"
                             b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
                         )
                         await writer.drain()
@@ -252,7 +254,25 @@ async def test_queries_go_to_the_query_service(tmp_path: Path, upstream: Upstrea
         answer = await inside.post("/v1/task/query", content=b"{}")
     await served.close()
     assert answer.status_code == 200
+    assert (answer.headers["x-trace-row-count"], answer.headers["x-trace-truncated"]) == ("1", "false")
     assert upstream.heard[0].startswith(b"POST /v1/task/query ")
+
+
+async def test_without_a_query_service_a_function_hears_what_is_missing(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/task/query", content=b"{}")
+    assert (answer.status_code, answer.json()["reason"]) == (404, "NotServed")
+
+
+async def test_the_largest_publish_passes(tmp_path: Path, upstream: Upstream, runtime: Runtime) -> None:
+    served = Gateway(dispatcher_url=upstream.url, runtime=runtime)
+    await served.listen(tmp_path / "gateway.sock")
+    transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "gateway.sock"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as inside:
+        largest = b"x" * (MAX_BATCH_BYTES + 1024)
+        assert (await inside.post("/v1/task/buffer-publish", content=largest)).status_code == 200
+        assert (await inside.post("/v1/task/buffer-publish", content=largest * 2)).status_code == 413
+    await served.close()
+    assert [len(said) > MAX_BATCH_BYTES for said in upstream.heard] == [True]
 
 
 async def test_the_runtime_api_is_the_workers_own(client: httpx.AsyncClient, upstream: Upstream) -> None:

@@ -16,7 +16,7 @@ from tracelake.cli.doctor_checks import Verdict, check_clock, check_home, check_
 from tracelake.cli.failures import EXTRAS, explain
 from tracelake.cli.main import app
 from tracelake.cli.show import cell, scope
-from tracelake.dev.supervisor import delay_before_restart
+from tracelake.dev.keeper import delay_before_restart
 
 HEAVY = ("httpx", "rich", "msgspec", "structlog", "asyncio", "tracelake.dispatcher", *EXTRAS)
 
@@ -78,7 +78,7 @@ def test_the_page_on_the_command_line_names_every_command() -> None:
 
 
 def test_every_command_that_prints_has_json() -> None:
-    silent = {("dev",), ("dispatcher",), ("schema",), ("worker",)}
+    silent = {("dev",), ("dispatcher",), ("query-service",), ("schema",), ("sink",), ("worker",)}
     root = get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
     for path in set(leaves(root)) - silent:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tracelake.domain.buffer_schema import BufferSchema
 from tracelake.domain.dag.installation import Installation, RuntimeTraits
-from tracelake.domain.dag.model import DagSpec
+from tracelake.domain.dag.model import Column, ColumnType, DagSpec
 from tracelake.domain.dag.parse import line_locator, parse_dag
 from tracelake.domain.dag.plan import DeployPlan, JobChange, plan_deploy
 from tracelake.domain.dag.render_plan import render
@@ -197,11 +198,57 @@ def test_a_moved_name_replaces_its_readers() -> None:
     assert change(found, "reader/far").because == ("input 0: now comes from base/use, output 1",)
 
 
-def test_another_schema_replaces_a_buffered_dataset_and_its_readers() -> None:
+def test_a_new_column_extends_a_buffered_dataset_and_leaves_its_readers_alone() -> None:
     found = plan(edited(("columns: {id: text}", "columns: {id: text, at: timestamptz}")))
-    assert next(str(entry.kind) for entry in found.publish if entry.name == "events") == "replaced"
-    assert change(found, "reader/sunk").because == ("input 0: dataset events is replaced",)
-    assert change(found, "reader/far").kind == "unchanged"
+    extended = next(entry for entry in found.publish if entry.name == "events")
+    assert (str(extended.kind), extended.because) == ("extended", ("column at timestamptz is added",))
+    assert all(entry.kind == "unchanged" for entry in found.jobs)
+    assert "  ~ events: extended\n      column at timestamptz is added\n" in render(found)
+
+
+def test_a_schema_that_was_only_rearranged_changes_nothing() -> None:
+    found = plan(edited(("columns: {id: text}", "columns: {'id': text}")))
+    assert next(str(entry.kind) for entry in found.publish if entry.name == "events") == "unchanged"
+
+
+def test_a_schema_that_does_more_than_grow_is_refused_with_every_reason() -> None:
+    text = edited(("columns: {id: text}, unique: id", "columns: {key: text, id: uuid}, unique: key"))
+    where = "publish.events.schema"
+    assert refused(text) == (
+        DagProblem(15, f"{where}.columns.id", "the type of id can't change from text to uuid"),
+        DagProblem(15, f"{where}.unique", "the key can't change from (id) to (key)"),
+    )
+
+
+def test_what_was_stored_once_counts_when_a_buffered_dataset_is_declared_again() -> None:
+    kept = {"events": BufferSchema((Column("id", ColumnType.TEXT), Column("old", ColumnType.TEXT)), ("id",))}
+    with pytest.raises(InvalidDag, match="column old can't be removed"):
+        plan_deploy(spec(BASE), {}, kept=kept)
+    text = edited(("columns: {id: text}", "columns: {id: text, old: text, more: jsonb}"))
+    found = plan_deploy(spec(text), {}, kept=kept)
+    again = next(entry for entry in found.publish if entry.name == "events")
+    assert again.because == (
+        "it was here before: its rows are taken up again",
+        "column more jsonb is added",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("operator: own, execution_strategy: PerPartition", "events: a buffered dataset grows by position"),
+        ("operator: range_aggregator, config: {range_size: 10}", "range_aggregator works on blocks"),
+        ("operator: own, outputs: [{name: a, storage: postgres}]", "what the job replaces in postgres"),
+    ],
+)
+def test_positions_of_a_buffered_dataset_are_not_taken_for_blocks(fields: str, message: str) -> None:
+    text = edited(
+        ("name: sunk, activation: reactive, operator: own", f"name: sunk, activation: reactive, {fields}"),
+        text=READER,
+    )
+    assert any(
+        problem.field == "jobs[2].inputs[0].from" and message in problem.message for problem in refused(text)
+    )
 
 
 def test_unpublishing_what_nobody_reads_is_fine() -> None:

@@ -406,6 +406,7 @@ def test_a_job_that_reads_what_it_publishes_is_refused() -> None:
     [
         ("Bad: {from: {job: mid}}", "Bad", "^[a-z][a-z0-9_]{0,127}$"),
         ("with-hyphen: {from: {job: mid}}", "with-hyphen", "^[a-z][a-z0-9_]{0,127}$"),
+        ("pg_stat: {from: {job: mid}}", "pg_stat", "don't begin with"),
         ("prices: {from: {job: mid}}", "prices", "already published by DAG market"),
         ("x: {from: {job: md}}", "x.from.job", "did you mean mid?"),
         ("x: {from: {job: mid, output: 2}}", "x.from.output", "mid has outputs 0 to 1"),
@@ -460,6 +461,31 @@ def test_a_wrong_published_name_is_found(entry: str, field: str, message: str) -
             "storage: postgres, write_mode: buffered, schema: {columns: {A: text}, unique: [A]}",
             "schema.columns.A",
             "names",
+        ),
+        (
+            "storage: postgres, write_mode: buffered, schema: {columns: {a: text, position: bigint}, unique: [a]}",
+            "schema.columns.position",
+            "platform's own",
+        ),
+        (
+            "storage: postgres, write_mode: buffered, schema: {columns: {a: text, revision: text}, unique: [a]}",
+            "schema.columns.revision",
+            "is bigint",
+        ),
+        (
+            "storage: postgres, write_mode: buffered, schema: {columns: {a: text, org_id: bigint}, unique: [a]}",
+            "schema.columns.org_id",
+            "text or uuid",
+        ),
+        (
+            "storage: postgres, write_mode: buffered, schema: {columns: {a: text,block_number: text}, unique: [a]}",
+            "schema.columns.block_number",
+            "is bigint",
+        ),
+        (
+            "storage: postgres, write_mode: buffered, schema: {columns: {a: jsonb}, unique: [a]}",
+            "schema.columns.a",
+            "can't be in unique",
         ),
     ],
 )

@@ -24,8 +24,11 @@ PACKAGES = (
     "objects",
     "tokens",
     "embedded_postgres",
+    "serving",
     "contracts",
     "domain",
+    "query",
+    "sink",
 )
 CROSSINGS = (
     ("domain", "sqlfiles"),
@@ -38,7 +41,8 @@ CROSSINGS = (
     ("operators", "dispatcher"),
     ("operators", "worker"),
     ("store", "dispatcher"),
-    *((low, high) for low in PACKAGES[5:9] for high in ("store", "dispatcher", "cli")),
+    *((low, high) for low in ("query", "sink") for high in ("store", "dispatcher")),
+    *((low, high) for low in PACKAGES[5:10] for high in ("store", "dispatcher", "cli")),
 )
 
 

@@ -44,7 +44,7 @@ def test_one_started_by_hand_loads_the_operators_of_the_stacks_own_workers(tmp_p
     handle = DevHandle(
         user_url="http://127.0.0.1:1",
         internal_url="http://127.0.0.1:1",
-        query_url=None,
+        query_url="http://127.0.0.1:1",
         worker_token="token",
         user_token="token",
         object_root=str(tmp_path / "objects"),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from tracelake.cli.failures import ExitCode, problem_lines
 from tracelake.cli.show import counted, print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.domain.errors import BadRequest, InvalidDag, TooLarge
+
+if TYPE_CHECKING:
+    from tracelake.contracts.user_api import PlanResponse
 
 FileArgument = Annotated[Path, typer.Argument(help="The DAG file, or - for standard input.", metavar="FILE")]
 _COLOURS = {"+": "green", "!": "yellow", "~": "cyan", "-": "red"}
@@ -37,7 +40,7 @@ def deploy(
 
         tracelake deploy chain.yaml --json
 
-        generate-dag | tracelake deploy - --home ./home
+        generate-dag | tracelake dag deploy - --home ./home
     """
     yaml = _read(file)
     with connect(url, token, home) as client, _explained(file):
@@ -66,7 +69,7 @@ def plan(
 
         tracelake plan chain.yaml
 
-        tracelake plan chain.yaml --json
+        tracelake dag plan chain.yaml --json
     """
     yaml = _read(file)
     with connect(url, token, home) as client, _explained(file):
@@ -74,6 +77,10 @@ def plan(
     if as_json:
         print_json(planned)
         return
+    print_plan(planned)
+
+
+def print_plan(planned: PlanResponse) -> None:
     for line in planned.text.splitlines():
         typer.secho(line, fg=_COLOURS.get(line.lstrip()[:1]))
 

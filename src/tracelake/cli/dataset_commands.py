@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tracelake.cli.dataset_detail import (
+    print_buffer,
+    print_columns,
+    print_dataset,
+    print_partitions,
+    print_versions,
+)
 from tracelake.cli.dataset_names import HELP, resolve
-from tracelake.cli.show import counted, print_fields, print_heading, print_json, print_table
+from tracelake.cli.dataset_sample import print_sample, take_sample
+from tracelake.cli.show import counted, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
-
-if TYPE_CHECKING:
-    from tracelake.contracts.user_api import DatasetSummary
 
 datasets_app = typer.Typer(invoke_without_command=True)
 
@@ -69,12 +74,13 @@ def datasets(
 def show_dataset(
     name: Annotated[str, typer.Argument(help=HELP)],
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many partitions.")] = 20,
+    sample: Annotated[int, typer.Option(min=0, max=1000, help="So many rows of it, 0 for none.")] = 5,
     url: UrlOption = None,
     token: TokenOption = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dataset and its committed partitions.
+    """Show a dataset: its columns, versions, committed partitions, lag, and some of its rows.
 
     Examples:
 
@@ -82,49 +88,29 @@ def show_dataset(
 
         tracelake datasets show blocks --limit 1000 --json
 
+        tracelake datasets show alert_events --sample 20
+
         tracelake datasets show chain/ingest/logs
     """
     with connect(url, token, home) as client:
         name = resolve(client, name)
         detail = client.dataset(name)
         page = client.partitions(name, limit=limit)
+        seen = take_sample(client, detail, sample)
+        buffer = client.buffer(name) if detail.write_mode == "buffered" else None
     if as_json:
-        print_json({"dataset": detail, "partitions": page.partitions, "next": page.next})
+        shown = {"dataset": detail, "partitions": page.partitions, "next": page.next}
+        print_json({**shown, "buffer": buffer, "sample": seen.rows, "sample_missing": seen.missing})
         return
-    print_fields(
-        (
-            ("dataset", detail.dataset),
-            ("uuid", detail.dataset_uuid),
-            ("version", detail.dataset_version),
-            ("revision", detail.revision),
-            ("producer", f"{detail.dag_name}/{detail.job}" if detail.job else detail.dag_name),
-            ("output", f"{detail.output_index} ({detail.output_name})"),
-            ("storage", detail.storage),
-            ("table", hot_table(detail)),
-            ("write mode", detail.write_mode),
-            ("cursor", detail.cursor),
-            ("finalized", detail.finalized),
-            ("partitions", detail.partitions),
-            ("since", detail.created_at),
-        )
-    )
+    print_dataset(detail)
+    if buffer is not None:
+        print_buffer(buffer)
+    if len(detail.versions) > 1:
+        print_versions(detail.versions)
     if page.partitions:
-        print_heading("partitions" + (f", the first {limit}" if page.next else ""))
-        print_table(
-            ("RANGE", "ROWS", "REVISION", "COMMITTED", "TASK", "LOCATION"),
-            [
-                (
-                    each.partition_key,
-                    each.row_count,
-                    each.revision,
-                    each.committed_at,
-                    each.task_id,
-                    each.location,
-                )
-                for each in page.partitions
-            ],
-            indent=2,
-        )
+        print_partitions(page.partitions, f", the first {limit}" if page.next else "")
+    print_columns(detail, seen)
+    print_sample(seen)
 
 
 @datasets_app.command("gaps")
@@ -174,8 +160,3 @@ def show_gaps(
         typer.echo(f"more: --after {page.next}", err=True)
     else:
         typer.echo(f"{counted(len(page.gaps), 'gap')} in {page.start}-{page.end}", err=True)
-
-
-def hot_table(dataset: DatasetSummary) -> str | None:
-    """Where to look with ``data_read_dsn``; there from the first commit on."""
-    return f"data.d_{dataset.dataset_version.hex}" if dataset.storage == "postgres" else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracelake.dev.home import Home
     from tracelake.dispatcher.app import Endpoints
     from tracelake.dispatcher.settings import DispatcherSettings
+    from tracelake.secret import Secret
 
 HELP = """Run the Dispatcher: it turns events into leased tasks and serves two ports.
 
@@ -65,6 +66,12 @@ def dispatcher(
             envvar="TRACELAKE_INVOKER_URL", help="An invoker of functions that doesn't register itself."
         ),
     ] = None,
+    query_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TRACELAKE_QUERY_URL", help="The Query Service that the user port passes queries on to."
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +97,8 @@ def dispatcher(
             state_dsn=Secret(state_dsn),
             queue_dsn=Secret(queue_dsn),
             queue_password=Secret(place.secrets().queue_password),
+            catalog_password=_password("TRACELAKE_CATALOG_PASSWORD", place.query_secrets().catalog_password),
+            audit_password=_password("TRACELAKE_AUDIT_PASSWORD", place.query_secrets().audit_password),
             user_token=Secret(place.secrets().user_token),
             object_root=place.objects,
             key_folder=place.keys,
@@ -99,11 +108,20 @@ def dispatcher(
             internal_port=internal_port,
             runtimes=_runtimes(runtime or []),
             invoker_url=invoker_url or None,
+            query_url=query_url or None,
         )
         _serve(place, tuned(settings, os.environ), ready_file or place.folder / DISPATCHER_FILE)
 
 
 dispatcher.__doc__ = HELP
+
+
+def _password(variable: str, kept: str) -> Secret:
+    """A role's password is the home's own unless the environment gives one, as it does where the Query Service runs
+    on another machine."""
+    from tracelake.secret import Secret
+
+    return Secret(os.environ.get(variable) or kept)
 
 
 @contextmanager

@@ -88,7 +88,24 @@ def check_home(home: Path) -> Iterator[Finding]:
         yield Finding("home", Verdict.OK, f"{home} can be written to")
     else:
         yield Finding("home", Verdict.OK, f"{home} can be made")
+    if standing == home:
+        yield from _version(home)
     yield _disk(standing)
+
+
+def _version(home: Path) -> Iterator[Finding]:
+    from tracelake.dev.home_version import read_version, refuse_newer
+
+    try:
+        made_by = read_version(home)
+        refuse_newer(home, made_by)
+    except TracelakeError as error:
+        yield Finding(
+            "home", Verdict.FAILED, error.message, "see which version made it: cat VERSION in the home"
+        )
+    else:
+        if made_by is not None:
+            yield Finding("home", Verdict.OK, f"was used by Tracelake {made_by}")
 
 
 def _disk(folder: Path) -> Finding:
@@ -108,7 +125,9 @@ def check_port(name: str, port: int) -> Finding:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            remedy = f"end what listens there, or choose another: tracelake dev --{name}-port 0"
+            remedy = (
+                f"end what listens there, or choose another: tracelake dev --{name}-port 0 (or --port auto)"
+            )
             return Finding(f"{name} port", Verdict.WARNING, f"{port}: {error.strerror}", remedy)
     return Finding(f"{name} port", Verdict.OK, f"{port} is free")
 

@@ -35,8 +35,8 @@ def doctor(
     """Check this machine and the installation; each finding comes with its remedy.
 
     Python, extras, the embedded Postgres, the home and its disk, the file with the RPC pools, Java and Node for
-    workers, the sandbox for functions, the ports, and the stack if one runs. A stack that isn't running is no
-    fault. The exit code is 1 when a check failed.
+    workers, the sandbox for functions and queries, the ports, and the stack and its parts if one runs. A stack that
+    isn't running is no fault. The exit code is 1 when a check failed.
 
     Examples:
 
@@ -61,6 +61,7 @@ def doctor(
 
 def _findings(url: str | None, token: str | None, home: Path | None) -> Iterator[Finding]:
     from tracelake.cli import doctor_checks as checks
+    from tracelake.cli.doctor_parts import check_parts
     from tracelake.cli.doctor_rpc import check_rpc_pools
     from tracelake.cli.doctor_runtimes import check_runtimes
     from tracelake.cli.doctor_sandbox import check_sandbox
@@ -74,6 +75,8 @@ def _findings(url: str | None, token: str | None, home: Path | None) -> Iterator
     yield from check_runtimes()
     yield from check_sandbox()
     yield from _stack(url, token, home)
+    if url is None:
+        yield from check_parts(place)
 
 
 def _stack(url: str | None, token: str | None, home: Path | None) -> Iterator[Finding]:

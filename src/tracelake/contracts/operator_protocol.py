@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn, TaskPayload
+from tracelake.contracts.query_api import QueryRequest
 from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.table_layout import PLAIN, TableLayout
 
@@ -125,11 +126,18 @@ class EmitEvents(Struct, frozen=True, tag="emit"):
 
 
 class PublishRecords(Struct, frozen=True, kw_only=True, tag="publish"):
-    """Records for a buffered dataset."""
+    """Records for a buffered dataset, answered with how many were accepted. With a ``schema_hash`` they are refused
+    unless the dataset's schema is that one."""
 
     dataset: str
-    schema_hash: str
     records: list[dict[str, Any]]
+    schema_hash: str | None = None
+
+
+class Query(Struct, frozen=True, tag="query"):
+    """One SELECT over the task's inputs, answered with a ``QueryResponse``."""
+
+    request: QueryRequest
 
 
 class SaveState(Struct, frozen=True, tag="save_state"):
@@ -176,7 +184,7 @@ class CommitRows(Struct, frozen=True, kw_only=True, tag="commit_rows"):
     staged: list[StagedRows] = []
 
 
-Action = EmitEvents | PublishRecords | SaveState | ListFiles | CommitRows
+Action = EmitEvents | PublishRecords | Query | SaveState | ListFiles | CommitRows
 
 
 class Call(Struct, frozen=True, tag="call"):

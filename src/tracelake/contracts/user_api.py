@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Sequence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+VersionNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TaskStatusName = Literal["Queued", "Running", "Completed", "Failed", "Canceled"]
 
 
@@ -31,10 +32,20 @@ class DeployedJob(Struct, frozen=True):
     outputs: list[DeployedOutput]
 
 
+class DeployedBuffer(Struct, frozen=True):
+    """A buffered dataset: ``schema_hash`` is what a publish may name to be sure of the schema."""
+
+    dataset: str
+    dataset_uuid: UUID
+    dataset_version: UUID
+    schema_hash: str
+
+
 class DeployResponse(Struct, frozen=True):
     dag_name: str
     dag_version: int
     jobs: list[DeployedJob]
+    buffers: list[DeployedBuffer] = []
 
 
 class PlannedOutput(Struct, frozen=True):
@@ -58,6 +69,7 @@ class PlannedName(Struct, frozen=True):
     kind: str
     before: str | None
     after: str | None
+    because: list[str] = []
 
 
 class PlanResponse(Struct, frozen=True):
@@ -84,6 +96,8 @@ class JobSummary(Struct, frozen=True):
     execution_strategy: str | None
     priority: str
     paused: bool
+    paused_by: str | None = None
+    paused_at: datetime | None = None
 
 
 class DagSummary(Struct, frozen=True):
@@ -96,6 +110,35 @@ class DagSummary(Struct, frozen=True):
 class DagPage(Struct, frozen=True):
     dags: list[DagSummary]
     next: str | None
+
+
+class DagVersionQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    after: VersionNumber | UnsetType = UNSET
+
+
+class DagVersionSummary(Struct, frozen=True):
+    """A file as it was deployed once; it never changes. One of a DAG's versions is active."""
+
+    version: int
+    active: bool
+    jobs: int
+    created_at: datetime
+    created_by: str
+
+
+class DagVersionPage(Struct, frozen=True):
+    """Newest first."""
+
+    dag_name: str
+    active_version: int
+    versions: list[DagVersionSummary]
+    next: str | None
+
+
+class DagVersionDetail(DagVersionSummary, frozen=True, kw_only=True):
+    dag_name: str
+    yaml: str
 
 
 class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,7 +286,8 @@ class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DatasetSummary(Struct, frozen=True):
-    """A dataset's current version. ``dataset`` is its published name, ``partitions`` counts the current ones."""
+    """A dataset's current version. ``dataset`` is its published name, ``partitions`` counts the current ones. A
+    buffered one has a ``schema_hash``, and its ``cursor`` is a position and not a block."""
 
     dataset: str | None
     dataset_uuid: UUID
@@ -259,6 +303,56 @@ class DatasetSummary(Struct, frozen=True):
     finalized: int | None
     created_at: datetime
     partitions: int
+    schema_hash: str | None = None
+
+
+class DatasetVersion(Struct, frozen=True):
+    """A generation of a dataset; ``start`` and ``end`` are the first and the last block of its committed files."""
+
+    dataset_version: UUID
+    current: bool
+    revision: int
+    storage: str
+    created_at: datetime
+    partitions: int
+    start: int | None
+    end: int | None
+    rows: int | None
+    cursor: int | None
+    updated_at: datetime | None
+
+
+class DatasetLag(Struct, frozen=True):
+    """How far a dataset is behind what it is made from: ``behind`` in blocks (in rows, if that is a buffered
+    dataset), null where nobody knows. ``seconds`` have passed since its last commit."""
+
+    behind: int | None
+    seconds: float | None
+
+
+class DatasetColumn(Struct, frozen=True):
+    """``by`` says who fills it in: the ``producer``, or the ``platform``."""
+
+    name: str
+    type: str
+    by: Literal["producer", "platform"] = "producer"
+
+
+class DatasetSchema(Struct, frozen=True):
+    """What a buffered dataset was declared with, and the columns that the platform adds."""
+
+    columns: list[DatasetColumn]
+    unique: list[str]
+
+
+class DatasetDetail(DatasetSummary, frozen=True, kw_only=True):
+    """``versions`` newest first, at most 100. ``hot_version`` holds the rows of a compacted dataset that are in
+    Postgres. Only a buffered dataset declares a ``schema``; what columns another has, a query tells."""
+
+    versions: list[DatasetVersion] = []
+    lag: DatasetLag | None = None
+    hot_version: UUID | None = None
+    schema: DatasetSchema | None = None
 
 
 class DatasetPage(Struct, frozen=True):

@@ -8,23 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
-from urllib.parse import quote
 
-from tracelake.dev.child_process import ChildProcess, ChildSpec
-from tracelake.dev.dispatcher_part import DispatcherPart
+from tracelake.dev import dispatcher_part, sink_part
+from tracelake.dev.addresses import Addresses, StackPorts
+from tracelake.dev.child_process import ChildProcess
+from tracelake.dev.dispatcher_part import dispatcher_spec
 from tracelake.dev.handle import DEV_FILE, DISPATCHER_FILE, DevHandle, remove_handle, write_handle
-from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, QUEUE_ROLE, STATE_DATABASE, Home
-from tracelake.dev.postgres_part import PostgresPart
+from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, STATE_DATABASE, Home
+from tracelake.dev.home_checks import check_space, take_over
+from tracelake.dev.part import Part
+from tracelake.dev.ports import Ports
+from tracelake.dev.postgres_part import PostgresPart, last_port
+from tracelake.dev.progress import Onlooker
+from tracelake.dev.query_part import QUERY_FILE, query_spec
+from tracelake.dev.sink_part import sink_spec
 from tracelake.dev.supervisor import Supervisor
-from tracelake.dev.worker_part import worker_spec
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE, install
+from tracelake.dev.worker_part import worker_name, worker_spec
+from tracelake.hot.install import install
 from tracelake.secret import Secret
+
+SPARK = "ecs_spark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
     user_port: int = 8600
     internal_port: int = 8601
+    query_port: int = 0
     runtimes: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
@@ -32,24 +42,28 @@ class DevOptions:
 
 
 def run_dev(
-    home: Home, options: DevOptions, *, say: Callable[[str], None], on_ready: Callable[[DevHandle], None]
+    home: Home, options: DevOptions, *, onlooker: Onlooker, on_ready: Callable[[DevHandle], None]
 ) -> None:
     """Serve until a signal asks for the end; every process that was started is gone on return."""
-    supervisor = Supervisor(say)
+    supervisor = Supervisor(onlooker)
     _stop_by_signal(supervisor)
-    with home.locked():
-        stack = _Stack(home, options, supervisor)
+    with home.locked(), Ports() as ports:
+        check_space(home)
+        take_over(home)
+        home.make_objects()
+        _forget(home)
+        stack = _Stack(home, options, _addresses(home, options, ports))
         try:
-            stack.forget()
-            if stack.bring_up():
-                stack.publish()
-                on_ready(stack.handle())
-                supervisor.watch(stack.publish)
-                say("stopping")
+            if supervisor.bring_up(stack.stages(), stack.needs()):
+                stack.publish(supervisor)
+                on_ready(stack.handle(supervisor))
+                supervisor.watch(lambda: stack.publish(supervisor))
+            onlooker.say("stopping")
         finally:
-            stack.forget()
+            _forget(home)
             supervisor.stop()
-            stack.forget()
+            _forget(home)
+        onlooker.say("stopped")
 
 
 def _stop_by_signal(supervisor: Supervisor) -> None:
@@ -60,102 +74,115 @@ def _stop_by_signal(supervisor: Supervisor) -> None:
         signal.signal(signal.SIGHUP, supervisor.request_stop)
 
 
-class _Stack:
-    """The parts by name. A further process is a ``ChildSpec`` and an entry in ``bring_up``."""
+def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
+    """What was asked for comes first: a port that was only chosen gives way."""
+    chosen = {
+        "user": options.user_port,
+        "internal": options.internal_port,
+        "query": options.query_port,
+    }
+    taken = {name: ports.take(name, port) for name, port in chosen.items() if port}
+    taken |= {name: ports.take(name, port) for name, port in chosen.items() if not port}
+    return Addresses(
+        home,
+        StackPorts(
+            user=taken["user"],
+            internal=taken["internal"],
+            query=taken["query"],
+            state=ports.take_or_any("state database's", last_port(home.state_cluster)),
+            data=ports.take_or_any("data database's", last_port(home.data_cluster)),
+        ),
+    )
 
-    def __init__(self, home: Home, options: DevOptions, supervisor: Supervisor) -> None:
+
+def _forget(home: Home) -> None:
+    """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
+    for name in (DEV_FILE, DISPATCHER_FILE, QUERY_FILE):
+        remove_handle(home.folder / name)
+
+
+class _Stack:
+    """The parts by name. A further process is a ``ChildSpec``, an entry in ``stages`` and what it needs."""
+
+    def __init__(self, home: Home, options: DevOptions, addresses: Addresses) -> None:
         self._home = home
         self._options = options
-        self._supervisor = supervisor
+        self._addresses = addresses
         self._state = PostgresPart(
-            home.state_cluster, name="state", databases=(STATE_DATABASE, QUEUE_DATABASE)
+            home.state_cluster,
+            name="state",
+            port=addresses.ports.state,
+            databases=(STATE_DATABASE, QUEUE_DATABASE),
         )
-        self._data = PostgresPart(home.data_cluster, name="data", databases=(DATA_DATABASE,))
-        self._dispatcher = DispatcherPart(
-            home,
-            user_port=options.user_port,
-            internal_port=options.internal_port,
-            runtimes=options.runtimes,
+        self._data = PostgresPart(
+            home.data_cluster,
+            name="data",
+            port=addresses.ports.data,
+            databases=(DATA_DATABASE,),
+            prepare=self._prepare_data,
         )
 
-    def bring_up(self) -> bool:
-        """Stage by stage, each needing the ones before; False when a stop was asked for meanwhile."""
-        up = self._supervisor.bring_up
-        if not up(self._state, self._data):
-            return False
-        self._prepare_data()
-        return up(ChildProcess(self._dispatcher_spec())) and up(*self._workers())
+    def stages(self) -> list[list[Part]]:
+        home, addresses, options = self._home, self._addresses, self._options
+        environment = addresses.for_workers(options.rpc_pools)
+        dispatcher = dispatcher_spec(
+            home, addresses, databases=self._owned_databases, runtimes=options.runtimes
+        )
+        workers = [
+            worker_spec(home, runtime, environment=environment, operators=options.operators)
+            for runtime in options.workers
+        ]
+        return [
+            [self._state, self._data],
+            [ChildProcess(query_spec(home, addresses)), ChildProcess(dispatcher)],
+            [ChildProcess(spec) for spec in (sink_spec(home, environment=environment), *workers)],
+        ]
 
-    def _prepare_data(self) -> None:
+    def needs(self) -> dict[str, frozenset[str]]:
+        """A Spark server takes longest, and its worker waits for the others itself: it starts at once. So would the
+        other workers, but they would ask for a Dispatcher that isn't there ever less often."""
+        after_dispatcher = frozenset({dispatcher_part.NAME, self._data.name})
+        others = [worker_name(runtime) for runtime in self._options.workers if runtime != SPARK]
+        return {
+            dispatcher_part.NAME: frozenset({self._state.name}),
+            **dict.fromkeys([sink_part.NAME, *others], after_dispatcher),
+        }
+
+    def _prepare_data(self, postgres: PostgresPart) -> None:
         passwords = self._home.data_secrets()
         work = install(
-            self._data.dsn(DATA_DATABASE),
+            postgres.dsn(DATA_DATABASE),
             staging_password=Secret(passwords.staging_password),
             writer_password=Secret(passwords.writer_password),
             reader_password=Secret(self._home.reading_secrets().reader_password),
         )
         asyncio.run(work)
 
-    def _workers(self) -> list[ChildProcess]:
-        options = self._options
-        return [
-            ChildProcess(
-                worker_spec(
-                    self._home, runtime, environment=self._worker_environment, operators=options.operators
-                )
-            )
-            for runtime in options.workers
-        ]
-
-    def _worker_environment(self) -> dict[str, str]:
-        handle = self.handle()
-        pools = self._options.rpc_pools
+    def _owned_databases(self) -> dict[str, str]:
         return {
-            **({} if pools is None else {"TRACELAKE_RPC_POOLS": str(pools)}),
-            "TRACELAKE_INTERNAL_URL": handle.internal_url,
-            "TRACELAKE_WORKER_TOKEN": handle.worker_token,
-            "TRACELAKE_QUEUE_DSN": handle.queue_dsn,
-            "TRACELAKE_DATA_DSN": handle.data_write_dsn,
-            "TRACELAKE_STAGING_DSN": handle.staging_dsn,
-            "TRACELAKE_READING_DSN": handle.data_read_dsn,
-            "TRACELAKE_OBJECT_ROOT": handle.object_root,
+            "TRACELAKE_STATE_DSN": self._state.dsn(STATE_DATABASE),
+            "TRACELAKE_QUEUE_DSN": self._state.dsn(QUEUE_DATABASE),
         }
 
-    def _dispatcher_spec(self) -> ChildSpec:
-        return self._dispatcher.spec(
-            state_dsn=self._state.dsn(STATE_DATABASE), queue_dsn=self._state.dsn(QUEUE_DATABASE)
-        )
-
-    def handle(self) -> DevHandle:
-        dispatcher = self._dispatcher.handle
-        data = self._home.data_secrets()
-        reading = self._home.reading_secrets()
+    def handle(self, supervisor: Supervisor) -> DevHandle:
+        addresses, options = self._addresses, self._options
         return DevHandle(
-            user_url=dispatcher.user_url,
-            internal_url=dispatcher.internal_url,
-            query_url=None,
-            worker_token=dispatcher.worker_token,
-            user_token=dispatcher.user_token,
+            user_url=addresses.user_url,
+            internal_url=addresses.internal_url,
+            query_url=addresses.query_url,
+            worker_token=addresses.worker_token,
+            user_token=addresses.user_token,
             state_dsn=self._state.dsn(STATE_DATABASE),
             data_dsn=self._data.dsn(DATA_DATABASE),
-            queue_dsn=_dsn(QUEUE_ROLE, self._home.secrets().queue_password, self._state.port, QUEUE_DATABASE),
-            data_write_dsn=_dsn(WRITER_ROLE, data.writer_password, self._data.port, DATA_DATABASE),
-            staging_dsn=_dsn(STAGING_ROLE, data.staging_password, self._data.port, DATA_DATABASE),
-            data_read_dsn=_dsn(READER_ROLE, reading.reader_password, self._data.port, DATA_DATABASE),
-            object_root=str(self._home.objects),
-            operators=self._options.operators,
-            rpc_pools=None if self._options.rpc_pools is None else str(self._options.rpc_pools),
-            pids={"supervisor": getpid(), **self._supervisor.pids()},
+            queue_dsn=addresses.queue_dsn,
+            data_write_dsn=addresses.data_write_dsn,
+            staging_dsn=addresses.staging_dsn,
+            data_read_dsn=addresses.data_read_dsn,
+            object_root=addresses.object_root,
+            operators=options.operators,
+            rpc_pools=None if options.rpc_pools is None else str(options.rpc_pools),
+            pids={"supervisor": getpid(), **supervisor.pids()},
         )
 
-    def publish(self) -> None:
-        write_handle(self._home.folder / DEV_FILE, self.handle())
-
-    def forget(self) -> None:
-        """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
-        for name in (DEV_FILE, DISPATCHER_FILE):
-            remove_handle(self._home.folder / name)
-
-
-def _dsn(role: str, password: str, port: int, database: str) -> str:
-    return f"postgresql://{role}:{quote(password, '')}@127.0.0.1:{port}/{database}?sslmode=disable"
+    def publish(self, supervisor: Supervisor) -> None:
+        write_handle(self._home.folder / DEV_FILE, self.handle(supervisor))

@@ -17,20 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracelake.dev.log_tail import last_lines, lines_since
 from tracelake.domain.errors import Unavailable
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.02
-_TAIL_BYTES = 64 * 1024
 _LOG_KEPT_BYTES = 20 * 1024 * 1024
 _ERROR_LINE = "error: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """``argv`` is asked for at each start and ``ready`` again and again, with the pid, until it holds.
-
-    ``env`` is the whole environment. A child says why it can't start in a line ``error: …``.
+    """``argv`` and ``env``, the whole environment, are asked for at each start, and ``ready`` again and again, with
+    the pid, until it holds. A child says why it can't start in a line ``error: …``.
     """
 
     name: str
@@ -38,7 +37,7 @@ class ChildSpec:
     ready: Callable[[int], bool]
     folder: Path
     log: Path
-    env: Mapping[str, str] = field(repr=False)
+    env: Callable[[], Mapping[str, str]] = field(repr=False)
     start_timeout: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout: float = 6.0
@@ -48,6 +47,7 @@ class ChildProcess:
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
+        self._said_before = 0
 
     @property
     def name(self) -> str:
@@ -61,10 +61,22 @@ class ChildProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ended(self) -> str:
+        code = self._process.poll() if self._process is not None else None
+        if code is None:
+            return "ended"
+        how = f"ended with {ending(code)}" if code >= 0 else f"was killed by {ending(code)}"
+        said = _said(self._spec.log, self._said_before) if code > 0 else None
+        return f"{how} ({said})" if said else how
+
+    def last_words(self) -> tuple[str, ...]:
+        return last_lines(self._spec.log)
+
     def start(self, stopping: threading.Event) -> None:
         spec = self._spec
         log = _open_log(spec.log)
-        said_before = os.fstat(log).st_size
+        said_before = self._said_before = os.fstat(log).st_size
         try:
             process = self._process = self._fork(log)
         finally:
@@ -96,7 +108,7 @@ class ChildProcess:
             return subprocess.Popen(
                 list(spec.argv()),
                 cwd=spec.folder,
-                env=dict(spec.env),
+                env=dict(spec.env()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -146,10 +158,5 @@ def _open_log(path: Path) -> int:
 
 def _said(log: Path, since: int) -> str | None:
     """The last line in which the child said what is wrong."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(since, log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    return next((line[len(_ERROR_LINE) :] for line in reversed(lines) if line.startswith(_ERROR_LINE)), None)
+    said = reversed(lines_since(log, since))
+    return next((line[len(_ERROR_LINE) :] for line in said if line.startswith(_ERROR_LINE)), None)

@@ -15,9 +15,18 @@ from typing import TypeVar
 import msgspec
 
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.stack_address import DEV_FILE, DISPATCHER_FILE
 
-DEV_FILE = "dev.json"
-DISPATCHER_FILE = "dispatcher.json"
+__all__ = [
+    "DEV_FILE",
+    "DISPATCHER_FILE",
+    "DevHandle",
+    "DispatcherHandle",
+    "QueryHandle",
+    "read_handle",
+    "remove_handle",
+    "write_handle",
+]
 
 
 class DispatcherHandle(msgspec.Struct, frozen=True):
@@ -32,15 +41,15 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """``query_url`` is null while no Query Service is part of the stack. ``queue_dsn``, ``data_write_dsn``,
-    ``staging_dsn`` and ``data_read_dsn`` are the workers': each with a role that can do that and nothing else; the
-    last one is also for people who want to look at hot tables. ``operators`` are what its
-    own workers load, so that one started by hand can do the same tasks; ``rpc_pools`` is the file with the RPC
+    """``query_url`` is where the Query Service listens, for tasks and for people. ``queue_dsn``,
+    ``data_write_dsn``, ``staging_dsn`` and ``data_read_dsn`` are the workers': each with a role that can do that
+    and nothing else; the last one is also for people who want to look at hot tables. ``operators`` are what its own
+    workers load, so that one started by hand can do the same tasks; ``rpc_pools`` is the file with the RPC
     pools if it isn't the home's."""
 
     user_url: str
     internal_url: str
-    query_url: str | None
+    query_url: str
     worker_token: str
     user_token: str
     state_dsn: str
@@ -58,10 +67,17 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
         return f"DevHandle({self.user_url}, {self.internal_url}, …)"
 
 
-Handle = TypeVar("Handle", DispatcherHandle, DevHandle)
+class QueryHandle(msgspec.Struct, frozen=True):
+    """Where a Query Service listens; nothing in it is secret."""
+
+    url: str
+    pid: int
 
 
-def write_handle(path: Path, handle: DispatcherHandle | DevHandle) -> None:
+Handle = TypeVar("Handle", DispatcherHandle, DevHandle, QueryHandle)
+
+
+def write_handle(path: Path, handle: DispatcherHandle | DevHandle | QueryHandle) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -6,11 +6,13 @@ home/
   secrets.json                    the first user's token and the queue's password, 0600
   data_secrets.json               the passwords of the data database's roles that write, 0600
   reading_secrets.json            the password of the one that reads, 0600
+  query_secrets.json              the passwords of the Query Service's roles in the state database, 0600
   worker_tokens                   one token per line, read again when it changes
   objects/                        Parquet and artifacts
   logs/                           one file per process; tasks/ has one per attempt
   work/                           what workers need while they run
-  lock                            held by the stack that runs here
+  VERSION                         the newest program that ran a stack here
+  lock                            held by the stack that runs here, with its process id
   dev.json, dispatcher.json       how to reach what runs here, while it does
 """
 
@@ -20,7 +22,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,7 +65,17 @@ class ReadingSecrets(msgspec.Struct, frozen=True):
         return "ReadingSecrets(…)"
 
 
-Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets, ReadingSecrets)
+class QuerySecrets(msgspec.Struct, frozen=True):
+    """What the Query Service logs in to the state database with: to read the catalog, and to add audit rows."""
+
+    catalog_password: str
+    audit_password: str
+
+    def __repr__(self) -> str:
+        return "QuerySecrets(…)"
+
+
+Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets, ReadingSecrets, QuerySecrets)
 
 
 class Home:
@@ -74,11 +86,15 @@ class Home:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
+            why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
             raise Unavailable(
-                "HomeUnusable", f"can't make the home {self.folder}: {error.strerror}"
+                "HomeUnusable", f"can't make the home {self.folder}: {why}; choose another with --home"
             ) from None
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise Unavailable("HomeUnusable", f"can't write in the home {self.folder}")
+        if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
+            raise Unavailable(
+                "HomeUnusable",
+                f"can't write in the home {self.folder}: change its permissions, or choose another with --home",
+            )
 
     @property
     def state_cluster(self) -> Path:
@@ -104,10 +120,16 @@ class Home:
     def work(self) -> Path:
         return self.folder / "work"
 
+    def make_objects(self) -> None:
+        """Before anybody is started who reads there: operators don't run as those who could make it."""
+        with _writing(self.objects):
+            self.objects.mkdir(exist_ok=True)
+
     @property
     def worker_tokens(self) -> Path:
         path = self.folder / "worker_tokens"
-        create_token_file(path)
+        with _writing(path):
+            create_token_file(path)
         return path
 
     @contextmanager
@@ -121,10 +143,24 @@ class Home:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Conflict("HomeInUse", f"a stack runs on {self.folder} already") from None
+                raise Conflict(
+                    "HomeInUse",
+                    f"a stack runs on {self.folder} already{_holder(lock)}; choose another with --home",
+                ) from None
+            _sign(lock)
             yield
         finally:
             os.close(lock)
+
+    def write(self, path: Path, content: bytes, *, replace: bool = True) -> None:
+        """Whole or not at all, for the owner alone; one that is there stays without ``replace``."""
+        with _writing(path):
+            if replace:
+                new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+                create_private(new, content)
+                new.replace(path)
+            elif not path.exists():
+                create_private(path, content)
 
     def secrets(self) -> HomeSecrets:
         """Made at first start, the same ever after."""
@@ -137,12 +173,40 @@ class Home:
     def reading_secrets(self) -> ReadingSecrets:
         return self._kept("reading_secrets.json", lambda: ReadingSecrets(secrets.token_urlsafe(24)))
 
+    def query_secrets(self) -> QuerySecrets:
+        made = secrets.token_urlsafe
+        return self._kept("query_secrets.json", lambda: QuerySecrets(made(24), made(24)))
+
     def _kept(self, name: str, make: Callable[[], Secrets]) -> Secrets:
         path = self.folder / name
         made = make()
-        if not path.exists():
-            create_private(path, msgspec.json.encode(made))
+        self.write(path, msgspec.json.encode(made), replace=False)
         try:
             return msgspec.json.decode(read_private(path), type=type(made))
         except msgspec.DecodeError as error:
             raise Invalid("HomeDamaged", f"{path} can't be read: {error}") from None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk says neither what was written nor what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            "HomeUnusable", f"can't write {path}: {error.strerror}; make room for it, or choose another home"
+        ) from None
+
+
+def _sign(lock: int) -> None:
+    """For whoever finds the home in use; that it is doesn't depend on it."""
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _holder(lock: int) -> str:
+    with suppress(OSError):
+        if (said := os.pread(lock, 20, 0).strip()).isdigit():
+            return f" (process {said.decode()})"
+    return ""

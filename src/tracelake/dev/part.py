@@ -21,6 +21,10 @@ class Part(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def ended(self) -> str:
+        """How it ended, once it has: "was killed by SIGKILL"."""
+
     def start(self, stopping: threading.Event) -> None:
         """Return once it is ready, or soon after ``stopping`` is set; raise when it can't be started.
 
@@ -29,3 +33,6 @@ class Part(Protocol):
 
     def stop(self) -> None:
         """End it within its own patience, leaving no process. Repeatable, also before the first start."""
+
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines of its log."""

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tracelake.dev.log_tail import last_lines
 from tracelake.embedded_postgres import Cluster
+from tracelake.embedded_postgres.folder import ClusterFolder
 
 _STOP_SECONDS = 2.0
 
 
-class PostgresPart:
-    """Keeps its port for as long as the supervisor lives: the others hold DSNs that name it."""
+def last_port(folder: Path) -> int:
+    """The one that this cluster had the last time; 0 when there was none."""
+    return ClusterFolder(folder).remembered_port()
 
-    def __init__(self, folder: Path, *, name: str, databases: Sequence[str]) -> None:
+
+class PostgresPart:
+    """On a port that doesn't change: the others hold DSNs that name it. ``prepare`` is called with it at each
+    start, and it is ready after that."""
+
+    ended = "ended"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        port: int,
+        databases: Sequence[str],
+        prepare: Callable[[PostgresPart], None] | None = None,
+    ) -> None:
         self.name = f"postgres-{name}"
         self._folder = folder
         self._short_name = name
         self._databases = databases
-        self._port = 0
+        self._port = port
+        self._prepare = prepare
         self._cluster: Cluster | None = None
 
     @property
@@ -30,10 +49,6 @@ class PostgresPart:
     def alive(self) -> bool:
         return self.pid is not None
 
-    @property
-    def port(self) -> int:
-        return self._port
-
     def dsn(self, database: str) -> str:
         assert self._cluster is not None
         return self._cluster.dsn(database)
@@ -43,12 +58,16 @@ class PostgresPart:
         cluster = Cluster(self._folder, name=self._short_name, port=self._port)
         cluster.start()
         self._cluster = cluster
-        self._port = cluster.port
         for database in self._databases:
             if not stopping.is_set():
                 cluster.ensure_database(database)
+        if self._prepare is not None and not stopping.is_set():
+            self._prepare(self)
 
     def stop(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             cluster.stop(_STOP_SECONDS)
+
+    def last_words(self) -> tuple[str, ...]:
+        return last_lines(ClusterFolder(self._folder).log)

@@ -1,4 +1,5 @@
-"""Keeps parts running: started together, restarted with backoff when they die, stopped in reverse order.
+"""Keeps parts running: each started once those it needs are ready, restarted with backoff when it dies, and all
+stopped in reverse order.
 
 One thread per part does everything to that part; the thread that called ``bring_up`` and ``watch`` hears of
 it through one queue, which signal handlers may put into as well (``SimpleQueue.put`` is reentrant, which
@@ -7,21 +8,18 @@ events and conditions are not). So a second Ctrl-C during the stop is just anoth
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import assert_never
 
+from tracelake.dev.keeper import Failed, Keeper, News, Notice
 from tracelake.dev.part import Part
+from tracelake.dev.progress import Onlooker, PartNews, PartState
 
-_LOOK_SECONDS = 0.1
 _SIGNAL_SECONDS = 0.5
-_STEADY_SECONDS = 30.0
-_FIRST_DELAY = 0.25
-_LONGEST_DELAY = 10.0
 _STOP_SECONDS = 9.0
 """For all stages together; parts have less patience, so it only bounds one that is stuck in its start."""
 
@@ -31,79 +29,56 @@ class _Stop:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class _Died:
-    name: str
-    delay: float
-    why: str
-
-
-Notice = _Stop | _Ready | _Failed | _Died
-
-
-def delay_before_restart(deaths: int) -> float:
-    """After the first death at once, as far as a person can tell; then ever more slowly."""
-    return float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(deaths - 1, 10)))
-
-
 class Supervisor:
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._notices: SimpleQueue[Notice] = SimpleQueue()
-        self._stages: list[list[_Keeper]] = []
+    def __init__(self, onlooker: Onlooker) -> None:
+        self._onlooker = onlooker
+        self._notices: SimpleQueue[Notice | _Stop] = SimpleQueue()
+        self._stages: list[list[Keeper]] = []
 
     def request_stop(self, *_: object) -> None:
         """From any thread, and as a signal handler."""
         self._notices.put(_Stop())
 
-    def bring_up(self, *parts: Part) -> bool:
-        """Start these together and wait until all are ready; False when a stop was asked for meanwhile."""
-        stage = [_Keeper(part, self._notices) for part in parts]
-        self._stages.append(stage)
-        for keeper in stage:
-            keeper.start()
-        missing = {part.name for part in parts}
+    def bring_up(self, stages: Sequence[Sequence[Part]], needs: Mapping[str, frozenset[str]]) -> bool:
+        """Start each part once those that it needs, by name, are ready, and wait for all; False when a stop was
+        asked for meanwhile. ``stages`` is the order in which they are stopped, the last one first."""
+        self._stages = [[Keeper(part, self._notices.put) for part in stage] for stage in stages]
+        waiting = {keeper.part.name: keeper for stage in self._stages for keeper in stage}
+        missing = set(waiting)
+        for name in waiting:
+            reason = ", ".join(sorted(needs.get(name, ())))
+            self._onlooker.part(PartNews(name=name, state=PartState.WAITING, why=reason))
         while missing:
-            match notice := self._next():
-                case _Stop():
-                    return False
-                case _Failed(error):
-                    raise error
-                case _Ready(name):
-                    missing.discard(name)
-                case _Died():
-                    self._report(notice)
-                case _:
-                    assert_never(notice)
+            for name in [name for name in waiting if not needs.get(name, frozenset()) & missing]:
+                waiting.pop(name).start()
+            news = self._next_news()
+            if news is None:
+                return False
+            if news.state is PartState.READY:
+                missing.discard(news.name)
         return True
 
     def watch(self, on_restart: Callable[[], None]) -> None:
         """Until a stop is asked for; ``on_restart`` runs when a part that had died is ready again."""
-        while True:
-            match notice := self._next():
-                case _Stop():
-                    return
-                case _Failed(error):
-                    raise error
-                case _Ready(name):
-                    self._say(f"{name} runs again")
-                    on_restart()
-                case _Died():
-                    self._report(notice)
-                case _:
-                    assert_never(notice)
+        while (news := self._next_news()) is not None:
+            if news.state is PartState.READY:
+                on_restart()
 
-    def _next(self) -> Notice:
+    def _next_news(self) -> PartNews | None:
+        """What changed next, after the onlooker heard of it; None when a stop was asked for."""
+        match notice := self._next():
+            case _Stop():
+                return None
+            case Failed(name, error):
+                self._onlooker.part(PartNews(name=name, state=PartState.FAILED, why=str(error)))
+                raise error
+            case News(news):
+                self._onlooker.part(news)
+                return news
+            case _:
+                assert_never(notice)
+
+    def _next(self) -> Notice | _Stop:
         """Looks up now and then: Python runs a signal's handler only between two instructions, so a signal that
         comes just before the wait begins would otherwise be noticed no sooner than the next one."""
         while True:
@@ -116,55 +91,9 @@ class Supervisor:
             for keeper in stage:
                 keeper.stopping.set()
             for keeper in stage:
-                keeper.join(max(0.0, deadline - time.monotonic()))
+                if keeper.ident is not None:
+                    keeper.join(max(0.0, deadline - time.monotonic()))
 
     def pids(self) -> dict[str, int]:
         keepers = [keeper for stage in self._stages for keeper in stage]
         return {keeper.part.name: pid for keeper in keepers if (pid := keeper.part.pid) is not None}
-
-    def _report(self, died: _Died) -> None:
-        self._say(f"{died.name} {died.why}; starting it again in {died.delay:g} s")
-
-
-class _Keeper(threading.Thread):
-    """The one thread that touches its part."""
-
-    def __init__(self, part: Part, notices: SimpleQueue[Notice]) -> None:
-        super().__init__(name=f"keeper-{part.name}", daemon=True)
-        self.part = part
-        self.stopping = threading.Event()
-        self._notices = notices
-
-    def run(self) -> None:
-        try:
-            self.part.start(self.stopping)
-            self._notices.put(_Ready(self.part.name))
-            self._keep()
-        except BaseException as error:
-            self._notices.put(_Failed(error))
-        finally:
-            self.part.stop()
-
-    def _keep(self) -> None:
-        deaths, ready_at = 0, time.monotonic()
-        while not self.stopping.wait(_LOOK_SECONDS):
-            if self.part.alive:
-                continue
-            deaths = 1 if time.monotonic() - ready_at > _STEADY_SECONDS else deaths + 1
-            why = "ended"
-            while not self._wait_to_restart(deaths, why):
-                try:
-                    self.part.start(self.stopping)
-                except Exception as error:
-                    deaths, why = deaths + 1, f"can't be started: {error}"
-                    continue
-                ready_at = time.monotonic()
-                if not self.stopping.is_set():
-                    self._notices.put(_Ready(self.part.name))
-                break
-
-    def _wait_to_restart(self, deaths: int, why: str) -> bool:
-        """True when a stop was asked for instead."""
-        delay = delay_before_restart(deaths)
-        self._notices.put(_Died(self.part.name, delay, why))
-        return self.stopping.wait(delay)

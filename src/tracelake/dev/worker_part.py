@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tracelake.dev.child_process import ChildSpec
 from tracelake.dev.home import Home
@@ -15,11 +15,15 @@ START_SECONDS = 120.0
 """A Spark server on a cold machine."""
 
 
+def worker_name(runtime: str) -> str:
+    return f"worker-{runtime}"
+
+
 def worker_spec(
-    home: Home, runtime: str, *, environment: Callable[[], Mapping[str, str]], operators: Sequence[str] = ()
+    home: Home, runtime: str, *, environment: Mapping[str, str], operators: Sequence[str] = ()
 ) -> ChildSpec:
-    """``environment`` is asked for when the part is made: how to reach what was started before it."""
-    name = f"worker-{runtime}"
+    """``environment`` says how to reach the rest of the stack."""
+    name = worker_name(runtime)
     ready_file = home.folder / f"{name}.pid"
 
     def argv() -> list[str]:
@@ -43,7 +47,7 @@ def worker_spec(
         ready=ready,
         folder=home.folder,
         log=home.logs / f"{name}.log",
-        env={**os.environ, **environment()},
+        env=lambda: {**os.environ, **environment},
         start_timeout=START_SECONDS,
         stop_timeout=5.0,
     )

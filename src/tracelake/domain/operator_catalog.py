@@ -17,6 +17,11 @@ from tracelake.domain.event_abi import decode_config
 
 NOOP = "noop"
 UDF = "udf"
+BUFFER_SINK = "buffer_sink"
+PLATFORM_OPERATORS = frozenset({BUFFER_SINK})
+"""Their jobs come with what a DAG publishes; no DAG names them."""
+READS_BLOCKS = frozenset({"parquet_compact", "range_aggregator", "range_splitter", "integrity_check"})
+"""What they do to their inputs they do by block number."""
 _ANY_STORAGE = frozenset(Storage)
 
 
@@ -89,6 +94,7 @@ CATALOG: Mapping[str, OperatorTraits] = {
         config=integrity_config.KEYS,
         takes_back_inputs=True,
     ),
+    BUFFER_SINK: OperatorTraits(("rows",), Storage.POSTGRES, _HOT, config=frozenset()),
 }
 
 IN_PROCESS_OPERATORS = tuple(sorted(name for name, traits in CATALOG.items() if traits.in_process))

@@ -141,13 +141,16 @@ def decide_heartbeat(task: TaskState, fence: Fence) -> HeartbeatVerdict:
 def check_may_act(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
     """May this attempt still end the task? Also when the reaper gave it up, until a newer one is claimed."""
     _check_current(task, attempt, lease_token)
-    if task.status is TaskStatus.CANCELED:
+    check_lives(attempt, task.status, task.last_outcome)
+
+
+def check_lives(attempt: int, status: TaskStatus, last_outcome: Outcome | None) -> None:
+    """May a task's current attempt still act?"""
+    if status is TaskStatus.CANCELED:
         raise Conflict("Canceled", "the task was canceled")
-    late = task.last_outcome is Outcome.TIMED_OUT and task.status in (TaskStatus.QUEUED, TaskStatus.FAILED)
-    if task.status is not TaskStatus.RUNNING and not late:
-        raise Conflict(
-            "StaleLease", f"attempt {attempt} has ended already: {task.last_outcome or 'Canceled'}"
-        )
+    late = last_outcome is Outcome.TIMED_OUT and status in (TaskStatus.QUEUED, TaskStatus.FAILED)
+    if status is not TaskStatus.RUNNING and not late:
+        raise Conflict("StaleLease", f"attempt {attempt} has ended already: {last_outcome or 'Canceled'}")
 
 
 def check_may_speak(task: TaskState, attempt: int, lease_token: UUID | None) -> None:

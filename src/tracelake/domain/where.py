@@ -11,21 +11,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
-from sqlglot.dialects.postgres import Postgres
 
 from tracelake.domain.sql_compare import compare
 
 Scalar: TypeAlias = bool | int | float | str
 
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-_KEYWORDS = frozenset(word.lower() for word in Postgres.Tokenizer.KEYWORDS) | {
-    *("and", "or", "not", "in", "is"),
-    *("if", "while", "connect_by_root"),
-}
-"""Names to quote. The parser also gives the last ones a meaning, without calling them keywords."""
+
+
+@cache
+def _keywords() -> frozenset[str]:
+    """Names to quote. The parser also gives the last ones a meaning, without calling them keywords. It is loaded
+    when it is needed: clients know of predicates and have no parser."""
+    from sqlglot.dialects.postgres import Postgres
+
+    known = {word.lower() for word in Postgres.Tokenizer.KEYWORDS}
+    return frozenset(known | {"and", "or", "not", "in", "is"} | {"if", "while", "connect_by_root"})
 
 
 class Op(StrEnum):
@@ -158,7 +163,7 @@ def _grouped(term: Predicate, quote_all: bool) -> str:
 
 
 def _name(column: str, quote_all: bool) -> str:
-    if not quote_all and _PLAIN_NAME.match(column) and column not in _KEYWORDS:
+    if not quote_all and _PLAIN_NAME.match(column) and column not in _keywords():
         return column
     return '"' + column.replace('"', '""') + '"'
 

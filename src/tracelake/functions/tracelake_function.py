@@ -4,7 +4,8 @@
 
     def handler(event, context):
         task = Task(event)
-        task.emit(start=task.start, end=task.end)
+        found = task.query(f"SELECT * FROM transfers WHERE {task.window()} AND value > ?", [10**21])
+        task.publish("alerts", [dict(zip(found["columns"], row)) for row in found["rows"]])
 
 A function that returns without a word is completed by its runtime, and its outputs are announced with the
 task's own scope; an exception fails the attempt, and the platform decides about another. So ``complete`` and
@@ -20,13 +21,20 @@ import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from datetime import time as time_of_day
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 __all__ = ["Task", "TaskError"]
 
 _TRIES = 6
 _TIMEOUT_SECONDS = 35.0
+_QUERY_SECONDS = 300.0
+_BATCH_BYTES = 8 * 1024 * 1024
+"""A publish may be larger, but not by much: records beyond this go with the next."""
 
 
 class TaskError(Exception):
@@ -112,20 +120,61 @@ class Task:
             **said,
         }
 
+    def table(self, index: int = 0) -> str:
+        """What an input is called in a query: its published name, or ``input_0`` and so on."""
+        return self.inputs[index].get("dataset") or f"input_{index}"
+
+    def window(self, index: int = 0) -> str:
+        """An input's rows that this task is about, as a SQL condition: its scope, and the ``where`` of its edge.
+
+        ``(block_number > 5 AND block_number <= 9 AND (severity = 'critical'))``; ``(TRUE)`` for an input that
+        is read as a whole.
+        """
+        read = self.inputs[index]
+        column = read.get("cursor_column") or "block_number"
+        terms = [
+            f"{column} {sign} {read[name]:d}"
+            for name, sign in (("start", ">="), ("end", "<="), ("after", ">"), ("upto", "<="))
+            if read.get(name) is not None
+        ]
+        if read.get("where"):
+            terms.append(f"({read['where']})")
+        return f"({' AND '.join(terms) or 'TRUE'})"
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        *,
+        export: bool = False,
+    ) -> dict[str, Any]:
+        """One SELECT over the task's own inputs: ``{columns, types, rows, row_count, truncated}``.
+
+        Each is a table under ``table(index)``, in the version that the task was given. ``params`` are a list for
+        ``?``, or a mapping for ``$name``; ``bytes`` are compared with binary columns, which come back as "0x…".
+        ``export`` puts all rows into a Parquet file among the task's own and answers with its ``location``.
+        """
+        asked = {"sql": sql, "params": _params(params), "limit": limit, "export": export or None}
+        body = {name: value for name, value in asked.items() if value is not None}
+        return self._call("query", body, fenced=False, seconds=_QUERY_SECONDS)
+
     def publish(
         self, dataset: str, records: Iterable[Mapping[str, Any]], schema_hash: str | None = None
     ) -> dict[str, Any]:
-        """Hand records to a buffered dataset."""
-        body: dict[str, Any] = {"dataset": dataset, "records": list(records)}
+        """Hand records to a buffered dataset; ``{accepted, batch_id}``, with no batch for no records.
+
+        They may be handed in twice: the dataset's key decides. With a ``schema_hash`` they are refused (409
+        ``SchemaMismatch``) when the dataset's schema isn't that one.
+        """
+        body: dict[str, Any] = {"dataset": dataset}
         if schema_hash is not None:
             body["schema_hash"] = schema_hash
-        return self._call("buffer-publish", body)
-
-    def query(self, sql: str, params: list[Any] | None = None, limit: int | None = None) -> dict[str, Any]:
-        """One SELECT over the task's own datasets: ``{columns, rows, row_count, truncated}``."""
-        asked = {"sql": sql, "params": params, "limit": limit}
-        body = {name: value for name, value in asked.items() if value is not None}
-        return self._call("query", body, fenced=False)
+        done: dict[str, Any] = {"accepted": 0, "batch_id": None}
+        for batch in _batches(records):
+            answer = self._call("buffer-publish", {**body, "records": batch})
+            done = {**answer, "accepted": done["accepted"] + answer["accepted"]}
+        return done
 
     def heartbeat(self) -> dict[str, Any]:
         """Hold the lease for another while; ``cancel`` in the answer means: stop."""
@@ -154,22 +203,24 @@ class Task:
         free = [index for index, output in enumerate(self.outputs) if output["storage"] == "none"]
         return [self.event(**said, output=index) for index in free] if said else []
 
-    def _call(self, name: str, body: Mapping[str, Any], *, fenced: bool = True) -> dict[str, Any]:
+    def _call(
+        self, name: str, body: Mapping[str, Any], *, fenced: bool = True, seconds: float = _TIMEOUT_SECONDS
+    ) -> dict[str, Any]:
         fence = {"task_id": self.task_id, "attempt": self.attempt, "lease_token": self._lease_token}
         request = urllib.request.Request(  # the address is the platform's own
             f"{self._url}/v1/task/{name}",
-            data=json.dumps({**(fence if fenced else {}), **body}).encode(),
+            data=_json({**(fence if fenced else {}), **body}),
             headers={"Content-Type": "application/json", "X-Trace-Task-Capability": self._token},
             method="POST",
         )
         for attempt in range(_TRIES):
             try:
-                with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+                with self._opener.open(request, timeout=seconds) as answer:
                     read: dict[str, Any] = json.load(answer)
                     return read
             except urllib.error.HTTPError as refused:
                 with refused:
-                    error = _refusal(name, refused.code, refused.read())
+                    error = _refusal(refused.code, refused.read())
                 if error.status < 500:
                     raise error from None
             except OSError as lost:
@@ -179,13 +230,48 @@ class Task:
         raise error
 
 
-def _refusal(name: str, status: int, body: bytes) -> TaskError:
+def _refusal(status: int, body: bytes) -> TaskError:
     try:
         problem = json.loads(body)
         reason, message = str(problem["reason"]), str(problem.get("detail") or problem.get("title"))
     except (ValueError, KeyError, TypeError, AttributeError):
         reason, message = f"Status{status}", body[:500].decode("utf-8", "replace") or "no explanation"
-    if status == 404 and name in ("query", "buffer-publish"):
-        served = "queries" if name == "query" else "buffered datasets"
-        return TaskError(404, "NotServed", f"this installation doesn't serve {served} to tasks")
     return TaskError(status, reason, message)
+
+
+def _batches(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    batch: list[Mapping[str, Any]] = []
+    size = 0
+    for record in records:
+        more = len(_json(record))
+        if batch and size + more > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += more
+    if batch:
+        yield batch
+
+
+def _params(params: Any) -> Any:
+    """Bytes are marked: as text they would be compared with text."""
+    if isinstance(params, Mapping):
+        return {name: _params(value) for name, value in params.items()}
+    if isinstance(params, (list, tuple)):
+        return [_params(value) for value in params]
+    return {"blob": _wire_value(params)} if isinstance(params, (bytes, bytearray, memoryview)) else params
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, default=_wire_value, allow_nan=False).encode()
+
+
+def _wire_value(value: Any) -> Any:
+    """What JSON has no word for: numbers and times as text, bytes as ``0x…``."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "0x" + bytes(value).hex()
+    if isinstance(value, (date, time_of_day)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} can't be sent: {value!r:.100}")

@@ -107,10 +107,14 @@ class DirectoryStore:
         return content
 
     def _open(self, location: ObjectLocation) -> BinaryIO:
+        return os.fdopen(self.open_descriptor(location), "rb")
+
+    def open_descriptor(self, location: ObjectLocation) -> int:
+        """For reading, at once: whoever calls is in a thread of their own, and closes it."""
         try:
             descriptor = _open_unfollowed(str(self._path(location)), os.O_RDONLY | os.O_CLOEXEC)
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return os.fdopen(descriptor, "rb")
+                return descriptor
             os.close(descriptor)
         except OSError as error:
             if error.errno not in (*_ABSENT, errno.EISDIR):

@@ -30,6 +30,11 @@ def bundle_location(root: ObjectPrefix, sha256: str) -> ObjectLocation:
     return ObjectLocation(root.scheme, root.bucket, f"{root.path}bundle/{sha256}.zip")
 
 
+def batch_location(root: ObjectPrefix, dataset_uuid: UUID, batch_id: UUID) -> ObjectLocation:
+    """Where the records of a batch lie that is too large for its queue."""
+    return ObjectLocation(root.scheme, root.bucket, f"{root.path}buffer/{dataset_uuid}/{batch_id}.json")
+
+
 def is_staging(root: ObjectPrefix, prefix: ObjectPrefix) -> bool:
     """Whether the prefix belongs to a single attempt, so that removing it can't hurt another one."""
     return root.contains(prefix) and _ATTEMPT.match(prefix.path[len(root.path) :]) is not None

@@ -41,11 +41,12 @@ class CellProblem(msgspec.Struct, frozen=True):
 
 class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a cell, by table. ``parent_hash`` is that of the first block, ``last_hash`` the hash of the last
-    one; empty where the blocks aren't known."""
+    one; empty where the blocks aren't known. ``endpoints`` are those that delivered the blocks."""
 
     start: int
     end: int
     files: dict[str, ManifestFile] = {}
     parent_hash: str = ""
     last_hash: str = ""
+    endpoints: list[str] = []
     problem: CellProblem | None = None

@@ -10,6 +10,7 @@
     ctx.rpc_pool()                  the endpoints of the pool that the config names, for tracelake.evm
     ctx.emit(events…)               tell the platform now; returns once it has accepted them
     ctx.publish(dataset, records)   records for a buffered dataset
+    ctx.query("SELECT …")           over the task's inputs, by the Query Service, in the versions it was given
     ctx.commit(…)                   make staged Postgres rows visible now (sources)
     ctx.progress(done=, total=)     for people to see
     ctx.state, ctx.save(state)      what a later attempt of this task finds
@@ -32,7 +33,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracelake.contracts.dispatcher_api import MAX_EVENTS, EventIn, OutputIn, TaskPayload
-from tracelake.contracts.operator_protocol import CommitRows, EmitEvents, PublishRecords, SaveState
+from tracelake.contracts.operator_protocol import CommitRows, EmitEvents, PublishRecords, Query, SaveState
+from tracelake.contracts.query_api import QueryRequest, QueryResponse, to_wire
 from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.errors import Invalid
 from tracelake.operators.attempt_logger import AttemptLogger
@@ -43,6 +45,7 @@ from tracelake.operators.link import Link
 from tracelake.operators.missing_pool import missing_pool
 from tracelake.operators.outputs import Output
 from tracelake.operators.progress import Progress
+from tracelake.operators.record_batches import record_batches
 from tracelake.operators.scope import Scope, scope_of_task
 
 if TYPE_CHECKING:
@@ -130,9 +133,29 @@ class Context:
             self._link.call(EmitEvents(batch))
             self._emitted.update(ref for event in batch for ref in (event.dataset_uuid, event.dataset))
 
-    def publish(self, dataset: str, records: Sequence[Mapping[str, Any]], *, schema_hash: str = "") -> Any:
-        rows = [dict(record) for record in records]
-        return self._link.call(PublishRecords(dataset=dataset, schema_hash=schema_hash, records=rows))
+    def publish(
+        self, dataset: str, records: Iterable[Mapping[str, Any]], *, schema_hash: str | None = None
+    ) -> int:
+        """Hand records to a buffered dataset of the job's DAG, and return how many were accepted, durably. They
+        may be handed in twice: the dataset's key decides. ``Conflict`` when its schema isn't ``schema_hash``,
+        ``Invalid`` with the record and the field when one doesn't fit."""
+        accepted = 0
+        for batch in record_batches(records):
+            wish = PublishRecords(dataset=dataset, records=batch, schema_hash=schema_hash)
+            accepted += int(self._link.call(wish)["accepted"])
+        return accepted
+
+    def query(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> QueryResponse:
+        """For small answers: each input is a table under its published name, or ``input_0`` and so on, and isn't
+        cut to the scope. ``ctx.inputs[0].arrow()`` reads a scope, whatever its size."""
+        wish = Query(QueryRequest(sql=sql, params=to_wire(params), limit=limit))
+        return msgspec.convert(self._link.call(wish), QueryResponse)
 
     def commit(
         self,

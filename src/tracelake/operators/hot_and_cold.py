@@ -41,11 +41,11 @@ def look(source: Input) -> list[InputFile]:
     return source.files()
 
 
-def not_cold(scope: Scope | None, files: Iterable[InputFile]) -> list[BlockRange]:
-    """The blocks of the scope that no committed file is of, as few ranges as possible."""
+def not_cold(scope: Scope | None, cold: Iterable[InputFile | BlockRange]) -> list[BlockRange]:
+    """The blocks of the scope that no committed file or range holds, as few ranges as possible."""
     start, end = (0, MAX_BLOCK) if scope is None else (scope.start, scope.end)
     left = []
-    for held in sorted({(file.start, file.end) for file in files}):
+    for held in sorted({(one.start, one.end) for one in cold}):
         if held[0] > start:
             left.append((start, min(held[0] - 1, end)))
         start = max(start, held[1] + 1)

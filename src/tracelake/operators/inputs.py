@@ -36,7 +36,7 @@ class Input:
         self.data = data or DataDatabase()
         """For the platform: how its rows are reached where they are in Postgres."""
         self.scope: Scope | None = scope_of_input(payload)
-        """The blocks to read; ``None`` means everything."""
+        """The blocks to read, or the positions of a buffered dataset; ``None`` means everything."""
 
     @property
     def index(self) -> int:
@@ -64,6 +64,12 @@ class Input:
     def hot(self) -> UUID | None:
         """The hot rows that belong to this dataset of files, where both are to be read as one."""
         return self._payload.hot.dataset_version if self._payload.hot is not None else None
+
+    @property
+    def cut_by(self) -> str:
+        """The column that the scope is a range of. A buffered dataset is read by the order in which it was written,
+        so a row that was replaced or retracted comes again, as it is now."""
+        return self._payload.cursor_column or BLOCK_COLUMN
 
     @property
     def dataset_version(self) -> UUID:

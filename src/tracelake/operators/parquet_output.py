@@ -102,13 +102,20 @@ def write_parquet(data: Any, plan: ParquetPlan, *, sort_by: Sequence[str], verif
 
 
 def manifest_of(
-    files: Sequence[ManifestFile], plan: ParquetPlan, schema: pa.Schema, *, verified: str | None
+    files: Sequence[ManifestFile],
+    plan: ParquetPlan,
+    schema: pa.Schema,
+    *,
+    verified: str | None,
+    endpoints: tuple[str, ...] | None = None,
 ) -> Manifest:
     """Of files that were written by ``plan``. No rows at all are one empty file: it says what the columns are."""
     if not files:
         files = [ParquetFile(plan.place(None), schema, None, plan.layout).close()]
     ordered = sorted(files, key=lambda file: (file.min_block is not None, file.min_block or 0))
-    return Manifest(files=tuple(ordered), schema_hash=schema_hash(schema), verified=verified)
+    return Manifest(
+        files=tuple(ordered), schema_hash=schema_hash(schema), verified=verified, endpoints=endpoints
+    )
 
 
 def write_cells(batches: Iterable[pa.RecordBatch], plan: ParquetPlan) -> Iterator[ManifestFile]:

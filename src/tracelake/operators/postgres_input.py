@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import pyarrow as pa
@@ -40,11 +41,13 @@ def scan_of_input(
     scan = open_scan(source.data, version or source.dataset_version, predicate=source.predicate)
     if scan is None:
         return None
+    if version is None:
+        scan = replace(scan, cut_by=source.cut_by)
     within = _within(source, spans)
     if within is not None and not scan.has_blocks:
         raise Invalid(
             "InputNotCut",
-            f"input {source.name!r} has no column {BLOCK_COLUMN}, so it can't be cut to blocks",
+            f"input {source.name!r} has no column {scan.cut_by}, so it can't be cut to its scope",
         )
     return scan if within is None else scan.only(within)
 

@@ -26,7 +26,9 @@ _READ_AS = {
     "real": pa.float32(),
     "double precision": pa.float64(),
     "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
     "timestamp without time zone": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
     "timestamp with time zone": pa.timestamp("us", "UTC"),
     "bytea": pa.binary(),
 }
@@ -65,7 +67,12 @@ def type_sql(name: str) -> sql.SQL:
 
 
 def arrow_type(stored: str) -> pa.DataType:
-    """As what a column is read, by its type as Postgres spells it (``format_type``)."""
+    """As what a column is read, by its type as Postgres spells it (``format_type``) or as people do."""
     if (exact := _NUMERIC.fullmatch(stored)) is not None and int(exact[1]) <= _MAX_DECIMAL:
         return pa.decimal128(int(exact[1]), int(exact[2]))
     return _READ_AS.get(stored, pa.string())
+
+
+def is_text(stored: str) -> bool:
+    """Whether a column is text in Postgres as well, and not only read as it."""
+    return stored == "text" or stored.startswith("character varying")

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict
-from tracelake.operators.inputs import BLOCK_COLUMN, Input
+from tracelake.operators.inputs import Input
 from tracelake.operators.postgres_input import scan_of_input
 from tracelake.operators.postgres_scan import PostgresScan, reading_errors
 
@@ -58,12 +58,12 @@ def read_parts(parts: Sequence[PostgresScan], numbers: Iterator[pa.RecordBatch])
 def splits(
     scan: PostgresScan, connection: psycopg.Connection, rows_per_task: int = _ROWS_PER_TASK
 ) -> list[PostgresScan]:
-    """The scan in parts of about as many rows, by ranges of blocks; no parts when there are no rows."""
+    """The scan in parts of about as many rows, by ranges of what it is cut by; no parts when there are no rows."""
     if not scan.has_blocks:
         return [scan]
     # Counted, as the planner knows nothing of rows that came a moment ago; it costs little beside reading them.
     query = sql.SQL("SELECT min({0}), max({0}), count(*) FROM {1}{2}").format(
-        sql.Identifier(BLOCK_COLUMN), sql.Identifier("data", scan.table), scan.conditions()
+        sql.Identifier(scan.cut_by), sql.Identifier("data", scan.table), scan.conditions()
     )
     with reading_errors():
         found = connection.execute(query).fetchone()

@@ -20,7 +20,8 @@ Handler = Callable[..., Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """``answers`` by status; a type is JSON of that type, a text its media type. ``body`` likewise.
+    """``answers`` by status; a type is JSON of that type, a text its media type, a tuple one of these. ``body``
+    likewise.
 
     ``refusals`` are the statuses that follow from what the route does; those that follow from its shape
     (no credential, a malformed body) are known without saying. ``seconds`` is for calls that move a whole file:

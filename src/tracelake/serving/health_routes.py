@@ -40,20 +40,21 @@ async def readyz(request: ApiRequest) -> Answer:
     """What the service stands on can be used: its databases, its queue."""
     checks = request.services.checks
     found = await asyncio.gather(*(_look(name, check) for name, check in checks.items()))
-    failing = [name for name, usable in zip(checks, found, strict=True) if not usable]
+    states = dict(zip(checks, found, strict=True))
+    failing = [name for name, state in states.items() if state is None]
     if failing:
         raise Unavailable("NotReady", f"not usable: {', '.join(failing)}")
-    return json_answer(Readiness("ready", dict.fromkeys(checks, "ok")))
+    return json_answer(Readiness("ready", {name: state or "ok" for name, state in states.items()}))
 
 
-async def _look(name: str, check: Check) -> bool:
+async def _look(name: str, check: Check) -> str | None:
+    """How it stands; None when it can't be used."""
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            await check()
+            return await check() or "ok"
     except Exception as error:
         log.warning("not_ready", check=name, error=f"{type(error).__name__}: {error}")
-        return False
-    return True
+        return None
 
 
 @endpoint("GET", "/metrics", Operation(identity=Identity.NOBODY, answers={200: "text/plain"}))

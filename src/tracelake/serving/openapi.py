@@ -23,7 +23,10 @@ Json = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(?P<name>[a-z_]+)}")
 _NAME: Json = {"type": "string", "minLength": 1, "maxLength": 200}
-_PATH_SCHEMAS: dict[str, Json] = {"task_id": {"type": "string", "format": "uuid"}}
+_PATH_SCHEMAS: dict[str, Json] = {
+    "task_id": {"type": "string", "format": "uuid"},
+    "version": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
 _SCHEMES: dict[Identity, Json] = {
     Identity.WORKER: {"type": "apiKey", "in": "header", "name": WORKER_HEADER},
     Identity.TASK: {"type": "apiKey", "in": "header", "name": TASK_HEADER},
@@ -78,7 +81,12 @@ def document(title: str, routes: Iterable[BaseRoute]) -> bytes:
 
 
 def _kinds(operation: Operation) -> Iterator[Any]:
-    yield from (kind for kind in (operation.body, *operation.answers.values()) if _is_json(kind))
+    forms = (form for kind in (operation.body, *operation.answers.values()) for form in _forms(kind))
+    yield from (form for form in forms if _is_json(form))
+
+
+def _forms(kind: Any) -> tuple[Any, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def _is_json(kind: Any) -> bool:
@@ -111,9 +119,12 @@ def _operation(path: str, handler: HTTPRouteHandler, operation: Operation, schem
 
 
 def _content(kind: Any, schemas: dict[str, Json]) -> Json:
-    if isinstance(kind, str):
-        return {kind: {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": schemas[_key(kind)]}}
+    forms = _forms(kind)
+    content: Json = {form: {"schema": {"type": "string"}} for form in forms if isinstance(form, str)}
+    found = [schemas[_key(form)] for form in forms if _is_json(form)]
+    if found:
+        content["application/json"] = {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
+    return content
 
 
 def _refusals(path: str, operation: Operation) -> list[int]:

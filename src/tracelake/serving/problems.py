@@ -15,6 +15,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 
+from tracelake.domain.buffer_records import BadRecords, RecordProblem
 from tracelake.domain.errors import Invalid, InvalidDag, TracelakeError, Unauthenticated
 from tracelake.serving.answer import Answer
 from tracelake.serving.identity import CHALLENGES, IDENTITY, Identity
@@ -72,6 +73,9 @@ def problem_of(error: Exception) -> Problem:
             return problem(error.status, error.reason, error.message, lines)
         case InvalidRequest():
             return problem(error.status, error.reason, error.message, error.errors)
+        case BadRecords():
+            found = [FieldProblem(_record_field(each), each.message) for each in error.problems]
+            return problem(error.status, error.reason, error.message, found)
         case TracelakeError() if error.status < 500 or error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return problem(error.status, error.reason, error.message)
         case HTTPException() if error.status_code < 500:
@@ -79,6 +83,11 @@ def problem_of(error: Exception) -> Problem:
             return problem(error.status_code, reason, error.detail)
         case _:
             return problem(500, "Internal", "something went wrong inside; the log knows more")
+
+
+def _record_field(found: RecordProblem) -> str:
+    place = "records" if found.record is None else f"records[{found.record}]"
+    return place if found.field is None else f"{place}.{found.field}"
 
 
 def problem_answer(found: Problem, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:

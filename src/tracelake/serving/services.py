@@ -8,8 +8,8 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry
 
-Check = Callable[[], Awaitable[None]]
-"""Returns when what it looks at can be used, and raises otherwise."""
+Check = Callable[[], Awaitable[str | None]]
+"""Returns when what it looks at can be used, perhaps with a word on how it stands, and raises otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

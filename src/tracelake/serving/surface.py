@@ -34,9 +34,7 @@ def build_surface(
     return Surface(name, litestar, authentication, services, request_class, metrics, timeout)
 
 
-def describe_routes(
-    title: str, routes: Sequence[HTTPRouteHandler], request_class: type[ApiRequest]
-) -> bytes:
+def describe_routes(title: str, routes: Sequence[HTTPRouteHandler], request_class: type[ApiRequest]) -> bytes:
     """The OpenAPI document of a port without serving it."""
     return document(title, _litestar(routes, Authentication({}), request_class).routes)
 

@@ -11,12 +11,12 @@ import msgspec
 
 from tracelake import sqlfiles
 from tracelake.domain.dag.model import (
-    BufferedDataset,
     DagSpec,
     InputSpec,
     JobSettings,
     JobSpec,
     PublishedOutput,
+    Storage,
 )
 from tracelake.store.db import Transaction
 
@@ -155,6 +155,15 @@ async def add_output(
     )
 
 
+async def outrank(tx: Transaction, job_id: UUID) -> None:
+    await tx.execute(SQL.outrank, job_id)
+
+
+async def add_version_of(tx: Transaction, dataset_uuid: UUID, version: UUID, job_id: UUID, name: str) -> None:
+    """The one version that a buffered dataset ever has."""
+    await tx.execute(SQL.add_dataset_version, version, dataset_uuid, job_id, 0, name, Storage.POSTGRES.value)
+
+
 async def revive_versions(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(SQL.revive_versions, job_id)
 
@@ -194,19 +203,6 @@ async def unpublish(tx: Transaction, dag: str) -> None:
 
 async def publish_output(tx: Transaction, dag: str, entry: PublishedOutput) -> None:
     await tx.execute(SQL.publish_output, dag, entry.job, entry.output, entry.name)
-
-
-async def ensure_buffered(
-    tx: Transaction, org_id: UUID, dag: str, entry: BufferedDataset, new_uuid: UUID, version: UUID
-) -> None:
-    if await tx.fetchrow(SQL.find_buffered, org_id, entry.name):
-        return
-    await tx.execute(SQL.add_buffered, new_uuid, org_id, dag, entry.name, msgspec.to_builtins(entry))
-    await tx.execute(SQL.add_dataset_version, version, new_uuid, None, 0, entry.name, "postgres")
-
-
-async def retire_buffered(tx: Transaction, dag: str, kept: Sequence[str]) -> None:
-    await tx.execute(SQL.retire_buffered, dag, list(kept))
 
 
 async def outputs_of_dag(tx: Transaction, dag: str) -> list[DeployedOutput]:

@@ -10,12 +10,16 @@ from uuid import UUID
 
 
 class OutboxKind(StrEnum):
+    """``wake`` tells a runtime of a task; ``buffer`` carries a message to a buffered dataset's queue."""
+
     WAKE = "wake"
+    BUFFER = "buffer"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """``available_at`` in the future is a retry's wake-up waiting for its time."""
+    """``available_at`` in the future is a retry's wake-up waiting for its time. ``runtime`` is where it goes: of a
+    ``buffer`` entry the queue itself."""
 
     outbox_id: int
     kind: OutboxKind

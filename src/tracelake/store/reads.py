@@ -15,9 +15,12 @@ from tracelake.contracts.user_api import (
     DagPage,
     DagQuery,
     DagSummary,
+    DatasetDetail,
+    DatasetLag,
     DatasetPage,
     DatasetQuery,
     DatasetSummary,
+    DatasetVersion,
     EventDetail,
     FailedDeliveries,
     FailedDelivery,
@@ -37,6 +40,7 @@ from tracelake.domain.errors import Invalid, NotFound
 from tracelake.store import outbox
 from tracelake.store import tasks as store_tasks
 from tracelake.store.db import Row, Transaction
+from tracelake.store.declared_schema import declared_schema
 from tracelake.store.waiting import waiting_for
 
 SQL = sqlfiles.load("tracelake.store.sql", "reads.sql")
@@ -146,11 +150,21 @@ async def datasets(tx: Transaction, query: DatasetQuery) -> DatasetPage:
     return DatasetPage(found, str(page[-1]["dataset_uuid"]) if following else None)
 
 
-async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetSummary:
+async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetDetail:
     row = await tx.fetchrow(SQL.dataset_detail, org_id, *_named(name))
     if row is None:
         raise _unknown(name)
-    return _as(DatasetSummary, row)
+    versions = await tx.fetch(SQL.dataset_versions, row["dataset_uuid"], MAX_HISTORY)
+    lag = await tx.fetchrow(SQL.dataset_lag, row["dataset_version"])
+    return msgspec.convert(
+        {
+            **row,
+            "schema": declared_schema(row["schema"]),
+            "versions": [_as(DatasetVersion, each) for each in versions],
+            "lag": None if lag is None else _as(DatasetLag, lag),
+        },
+        DatasetDetail,
+    )
 
 
 async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQuery) -> PartitionPage:

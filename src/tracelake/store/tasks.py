@@ -107,6 +107,12 @@ async def read(tx: Transaction, task_id: UUID) -> TaskRow | None:
     return _task(row) if row else None
 
 
+async def share(tx: Transaction, task_id: UUID) -> TaskRow | None:
+    """A task whose attempt can't end before this transaction does."""
+    row = await tx.fetchrow(SQL.share_task, task_id)
+    return _task(row) if row else None
+
+
 async def lock_gates(tx: Transaction, job_ids: Iterable[UUID]) -> None:
     wanted = sorted(set(job_ids))
     if wanted:

@@ -24,6 +24,7 @@ from tracelake.worker.drain import drain
 from tracelake.worker.host.client import HostSpec
 from tracelake.worker.host.operator_supply import OperatorSupply
 from tracelake.worker.logs.log_sweep import sweep_logs
+from tracelake.worker.query_client import QueryClient
 from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import LAMBDA, SPARK, WorkerSettings
@@ -81,6 +82,10 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     if settings.data_dsn is not None:
         committer = DataCommitter(HotStore(settings.data_dsn))
         parts.push_async_callback(committer.close)
+    queries = None
+    if settings.query_url is not None:
+        queries = QueryClient(settings.query_url)
+        parts.push_async_callback(queries.close)
     wrapper = Wrapper(
         settings,
         client=client,
@@ -90,6 +95,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
         committer=committer,
         engine=engine,
         rpc_pools=rpc_pools,
+        queries=queries,
     )
     if engine is not None:
         await parts.enter_async_context(_running(wrapper.watch_spark(engine)))

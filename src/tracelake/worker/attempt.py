@@ -27,6 +27,7 @@ from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.logs.attempt_log import AttemptLog
 from tracelake.worker.logs.redaction import Redaction
 from tracelake.worker.outcome import conclude
+from tracelake.worker.query_client import QueryClient
 from tracelake.worker.rpc_pools import JobPool, RpcPools
 from tracelake.worker.secret_provider import MissingSecret, SecretProvider
 from tracelake.worker.settings import WorkerSettings
@@ -64,6 +65,7 @@ class AttemptRunner:
     engine: SparkEngine | None
     on_progress: Callable[[HeldTask], None]
     rpc_pools: RpcPools = field(default_factory=RpcPools)
+    queries: QueryClient | None = None
 
     async def run(self, held: HeldTask) -> CompleteRequest | None:
         """What to report, or None when nobody waits for a report."""
@@ -96,7 +98,7 @@ class AttemptRunner:
         until = None if held.is_source else loop.time() + payload.timeout_seconds
         timer = None if until is None else loop.call_at(until, held.stop, Stop.TIMED_OUT)
         try:
-            calls = Calls(held, self.client, self.committer, until)
+            calls = Calls(held, self.client, self.committer, until, self.queries)
             await calls.begin()
             target = None
             if self.engine is not None:

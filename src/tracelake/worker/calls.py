@@ -33,6 +33,7 @@ from tracelake.contracts.operator_protocol import (
     ListFiles,
     Problem,
     PublishRecords,
+    Query,
     Reply,
     SaveState,
 )
@@ -40,6 +41,7 @@ from tracelake.domain.errors import Conflict, Invalid, TooLarge, TracelakeError
 from tracelake.worker.data_commit import Say
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
+from tracelake.worker.query_client import QueryClient
 
 _MAX_EVENT_BYTES = 768 * 1024
 """Below the Dispatcher's limit for a body, with room for what stands around the events."""
@@ -63,12 +65,18 @@ class Calls:
     """The calls of one attempt; ``until`` is when its time is over, on the event loop's clock."""
 
     def __init__(
-        self, held: HeldTask, client: DispatcherClient, committer: Committer | None, until: float | None
+        self,
+        held: HeldTask,
+        client: DispatcherClient,
+        committer: Committer | None,
+        until: float | None,
+        queries: QueryClient | None = None,
     ) -> None:
         self._held = held
         self._client = client
         self._committer = committer
         self._until = until
+        self._queries = queries
 
     async def answer(self, call: Call) -> Reply:
         try:
@@ -117,6 +125,12 @@ class Calls:
                 return {"accepted": len(action.events)}
             case PublishRecords():
                 return await self._publish(action)
+            case Query():
+                if self._queries is None:
+                    raise Invalid(
+                        "NotServed", "this worker knows of no Query Service: set TRACELAKE_QUERY_URL for it"
+                    )
+                return await self._queries.ask(action.request, self._held.token, until=self._until)
             case SaveState():
                 held = self._held
                 request = TaskStateRequest(held.task_id, held.attempt, held.lease_token, action.state)
@@ -135,14 +149,15 @@ class Calls:
                 assert_never(action)
 
     async def _publish(self, action: PublishRecords) -> Any:
-        body = {
+        body: dict[str, Any] = {
             "task_id": self._held.task_id,
             "attempt": self._held.attempt,
             "lease_token": self._held.lease_token,
             "dataset": action.dataset,
-            "schema_hash": action.schema_hash,
             "records": action.records,
         }
+        if action.schema_hash is not None:
+            body["schema_hash"] = action.schema_hash
         return await self._client.publish(body, self._held.token, until=self._until)
 
     async def _list_files(self, input_index: int) -> Any:

@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from tracelake.contracts.buffers import BufferSchemaResponse, DeadLetterRequest, DeadLetterResponse
 from tracelake.contracts.dispatcher_api import (
     ClaimBatchResponse,
     ClaimRequest,
@@ -150,6 +151,16 @@ class DispatcherClient:
             "POST", "/v1/task/buffer-publish", dict[str, Any], content, until=until, headers=headers
         )
 
+    async def buffer_schema(self, dataset_uuid: UUID, *, until: float | None = None) -> BufferSchemaResponse:
+        path = f"/internal/buffer-schema?dataset_uuid={dataset_uuid}"
+        return await self._call("GET", path, BufferSchemaResponse, until=until)
+
+    async def buffer_dead_letter(
+        self, request: DeadLetterRequest, *, until: float | None = None
+    ) -> DeadLetterResponse:
+        body = msgspec.json.encode(request)
+        return await self._call("POST", "/internal/buffer-dead-letter", DeadLetterResponse, body, until=until)
+
     async def _send_completions(self, bodies: Sequence[bytes]) -> list[Sent]:
         if len(bodies) == 1:
             try:
@@ -185,7 +196,7 @@ class DispatcherClient:
                 if 200 <= found.status < 300:
                     self._is_back()
                     return msgspec.json.decode(found.body, type=kind)
-                found = _refusal(found)
+                found = refusal(found)
                 waits = isinstance(found, errors.Unavailable) or found.status >= 500
                 if not waits and not (forgiving and _is_worker_token(found, headers)):
                     self._is_back()
@@ -229,7 +240,7 @@ def _is_worker_token(error: errors.TracelakeError, headers: Mapping[str, str] | 
     return isinstance(error, errors.Unauthenticated) and headers is None
 
 
-def _refusal(answer: HttpAnswer) -> errors.TracelakeError:
+def refusal(answer: HttpAnswer) -> errors.TracelakeError:
     try:
         said = msgspec.json.decode(answer.body, type=_Refusal)
     except msgspec.DecodeError:

@@ -25,9 +25,10 @@ _log = structlog.get_logger(__name__)
 
 
 class WakeUps:
-    def __init__(self, queue: Queue, name: str) -> None:
+    def __init__(self, queue: Queue, name: str, visibility_seconds: float = VISIBILITY_SECONDS) -> None:
         self._queue = queue
         self._name = name
+        self._visibility = visibility_seconds
         self._held: set[str] = set()
         self._done: set[str] = set()
         self._returned: set[str] = set()
@@ -43,7 +44,7 @@ class WakeUps:
                 self._name,
                 max_messages=max_messages,
                 wait_seconds=wait_seconds,
-                visibility_seconds=VISIBILITY_SECONDS,
+                visibility_seconds=self._visibility,
             )
         except Unavailable as error:
             if not self._away:
@@ -106,9 +107,9 @@ class WakeUps:
 
     async def _keep_hidden(self) -> None:
         while True:
-            await asyncio.sleep(VISIBILITY_SECONDS / 4)
+            await asyncio.sleep(self._visibility / 4)
             if self._held:
                 try:
-                    await self._queue.extend(sorted(self._held), visibility_seconds=VISIBILITY_SECONDS)
+                    await self._queue.extend(sorted(self._held), visibility_seconds=self._visibility)
                 except TracelakeError as error:
                     _log.warning("wake_ups_not_extended", count=len(self._held), error=error.message)

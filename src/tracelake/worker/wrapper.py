@@ -22,6 +22,7 @@ from tracelake.worker.heartbeats import Heartbeats
 from tracelake.worker.held_task import HeldTask, Stop
 from tracelake.worker.load import Load
 from tracelake.worker.poll import Poller
+from tracelake.worker.query_client import QueryClient
 from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import WorkerSettings
@@ -45,6 +46,7 @@ class Wrapper:
         committer: Committer | None = None,
         engine: SparkEngine | None = None,
         rpc_pools: RpcPools | None = None,
+        queries: QueryClient | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -74,6 +76,7 @@ class Wrapper:
             engine=engine,
             on_progress=self.heartbeats.hurry,
             rpc_pools=rpc_pools or RpcPools(),
+            queries=queries,
         )
 
     async def poll(self, stop: asyncio.Event) -> None:

@@ -9,7 +9,14 @@ from tracelake.domain.dag.job_fields import JobDraft
 from tracelake.domain.dag.model import Activation, SourceKind, Storage, UpdateStrategy
 from tracelake.domain.dag.problems import Problems
 from tracelake.domain.errors import Invalid
-from tracelake.domain.operator_catalog import CATALOG, IN_PROCESS_OPERATORS, NOOP, UDF, config_problems
+from tracelake.domain.operator_catalog import (
+    CATALOG,
+    IN_PROCESS_OPERATORS,
+    NOOP,
+    PLATFORM_OPERATORS,
+    UDF,
+    config_problems,
+)
 
 
 def check_job(draft: JobDraft, installation: Installation, problems: Problems) -> None:
@@ -74,6 +81,12 @@ def _check_operator(draft: JobDraft, problems: Problems) -> None:
     spec, config = draft.spec, (*draft.path, "config")
     traits = CATALOG.get(spec.operator)
     if traits is None:
+        return
+    if spec.operator in PLATFORM_OPERATORS:
+        problems.add_unless_known(
+            (*draft.path, "operator"),
+            f"{spec.operator} is the platform's own: a buffered dataset brings it along",
+        )
         return
     if traits.config is not None:
         for key in spec.config:

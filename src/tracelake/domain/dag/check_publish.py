@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracelake.domain.buffer_schema import BufferSchema, schema_problems
 from tracelake.domain.dag.check_graph import output_problem
 from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.job_fields import JobDraft
@@ -27,6 +28,8 @@ def check_publish(
         if owner != dag:
             problems.add_unless_known(draft.path, f"{entry.name} is already published by DAG {owner}")
         if not isinstance(entry, PublishedOutput):
+            for path, message in schema_problems(BufferSchema.of(entry)):
+                problems.add_unless_known((*draft.path, "schema", *path), message)
             continue
         if wrong := output_problem(JobOutput(entry.job, entry.output), by_name, problems):
             field, message = wrong

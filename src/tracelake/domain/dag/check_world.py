@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
+from tracelake.domain.buffer_schema import BufferSchema, additive_problems
 from tracelake.domain.dag.cycles import find_cycles
-from tracelake.domain.dag.model import DagSpec, DatasetName, ExecutionStrategy, InputSpec, JobOutput, Storage
+from tracelake.domain.dag.model import (
+    BufferedDataset,
+    DagSpec,
+    DatasetName,
+    ExecutionStrategy,
+    InputSpec,
+    JobOutput,
+    JobSpec,
+    Storage,
+    UpdateStrategy,
+)
 from tracelake.domain.dag.problems import Path, format_path
 from tracelake.domain.dag.world import BufferedRef, JobKey, World
 from tracelake.domain.errors import DagProblem, InvalidDag
-from tracelake.domain.operator_catalog import CATALOG
+from tracelake.domain.operator_catalog import CATALOG, READS_BLOCKS
 
 
-def check_world(new: DagSpec, before: World, after: World, locate: Callable[[Path], int]) -> None:
+def check_world(
+    new: DagSpec,
+    before: World,
+    after: World,
+    locate: Callable[[Path], int],
+    kept: Mapping[str, BufferSchema] = MappingProxyType({}),
+) -> None:
+    """``kept`` are the schemas that this DAG's buffered datasets have rows of, by name."""
     found = [
         *_taken(new, before),
         *_unfed(new, after),
         *_cycles(new, after),
         *_scopeless(new, after),
         *_unpaired(new, after),
+        *_by_position(new, after),
+        *_not_added(new, kept),
     ]
     if found:
         raise InvalidDag([DagProblem(locate(path), format_path(path), text) for path, text in found])
@@ -92,6 +113,40 @@ def _unpaired(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
             if edge.where is not None:
                 path = (*_input_path(new, job.name, place), "where")
                 yield path, f"{job.operator} keeps every row of what it reads"
+
+
+def _by_position(new: DagSpec, after: World) -> Iterator[tuple[Path, str]]:
+    """Jobs that would take positions of a buffered dataset for blocks."""
+    for (dag, name), job in after.jobs():
+        for index, edge in enumerate(job.inputs):
+            source = after.producer(dag, edge)
+            if not isinstance(source, BufferedRef):
+                continue
+            if job.operator in READS_BLOCKS:
+                why = f"{job.operator} works on blocks, and a buffered dataset has none"
+            elif edge.trigger and job.execution_strategy is ExecutionStrategy.PER_PARTITION:
+                why = "a buffered dataset grows by position and has no partitions; use PerUpdate"
+            elif edge.trigger and _replaces_rows(job):
+                why = "what the job replaces in postgres goes by blocks, and a buffered dataset has none"
+            else:
+                continue
+            if dag == new.name:
+                yield (*_input_path(new, name, index), "from"), f"{source.dataset.name}: {why}"
+            elif source.dag == new.name:
+                yield ("publish", source.dataset.name), f"job {name} of DAG {dag} reads it: {why}"
+
+
+def _replaces_rows(job: JobSpec) -> bool:
+    stored = any(output.storage is Storage.POSTGRES for output in job.outputs)
+    return stored and job.update_strategy is UpdateStrategy.REPLACE
+
+
+def _not_added(new: DagSpec, kept: Mapping[str, BufferSchema]) -> Iterator[tuple[Path, str]]:
+    """Schemas that would do more than add columns to what is stored."""
+    for entry in new.publish:
+        if isinstance(entry, BufferedDataset) and entry.name in kept:
+            for path, message in additive_problems(kept[entry.name], BufferSchema.of(entry)):
+                yield ("publish", entry.name, "schema", *path), message
 
 
 def _storage(world: World, dag: str, edge: InputSpec) -> Storage | None:

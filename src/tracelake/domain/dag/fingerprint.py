@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tracelake.domain.dag.cycles import topological
-from tracelake.domain.dag.model import BufferedDataset, DagSpec, JobSpec
+from tracelake.domain.dag.model import DagSpec, JobSpec
 from tracelake.domain.dag.world import BufferedRef, JobKey, OutputRef, World
 
 
@@ -32,10 +32,6 @@ def fingerprints(world: Mapping[str, DagSpec]) -> dict[tuple[str, str], str]:
     if len(found) != sum(1 for _ in graph.jobs()):
         raise ValueError("the DAGs feed each other in a cycle")
     return found
-
-
-def buffered_fingerprint(dataset: BufferedDataset) -> str:
-    return _digest(msgspec.to_builtins(dataset))
 
 
 def canonical(value: Any) -> Any:
@@ -82,6 +78,7 @@ def _source_identity(source: OutputRef | BufferedRef | None, known: Mapping[JobK
         case OutputRef(dag, job, output):
             return ["output", dag, job, output, known[dag, job]]
         case BufferedRef(dag, dataset):
-            return ["buffered", dag, dataset.name, buffered_fingerprint(dataset)]
+            # Its schema only ever grows, in place: nobody reads anything again because of a new column.
+            return ["buffered", dag, dataset.name]
         case None:
             return None

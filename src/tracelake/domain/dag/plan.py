@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
+from tracelake.domain.buffer_schema import BufferSchema, added_columns
 from tracelake.domain.dag.check_world import check_world
 from tracelake.domain.dag.cycles import topological
 from tracelake.domain.dag.diff import differences, tuning_differences
-from tracelake.domain.dag.fingerprint import buffered_fingerprint, fingerprints
+from tracelake.domain.dag.fingerprint import fingerprints
 from tracelake.domain.dag.model import BufferedDataset, DagSpec, JobSpec, PublishedOutput, Storage
 from tracelake.domain.dag.problems import Path
 from tracelake.domain.dag.world import BufferedRef, JobKey, OutputRef, World
@@ -41,7 +43,7 @@ class VersionChange(StrEnum):
 class PublishKind(StrEnum):
     PUBLISHED = "published"
     MOVED = "moved"
-    REPLACED = "replaced"
+    EXTENDED = "extended"
     UNPUBLISHED = "unpublished"
     UNCHANGED = "unchanged"
 
@@ -66,12 +68,13 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class PublishChange(msgspec.Struct, frozen=True):
-    """``replaced``: a buffered dataset has another schema. ``moved``: the name means something else now."""
+    """``extended``: a buffered dataset gets further columns. ``moved``: the name means something else now."""
 
     name: str
     kind: PublishKind
     before: str | None
     after: str | None
+    because: tuple[str, ...] = ()
 
 
 class DeployPlan(msgspec.Struct, frozen=True):
@@ -93,20 +96,32 @@ def _first_line(_: Path) -> int:
 
 
 def plan_deploy(
-    new: DagSpec, active: Mapping[str, DagSpec], locate: Callable[[Path], int] = _first_line
+    new: DagSpec,
+    active: Mapping[str, DagSpec],
+    locate: Callable[[Path], int] = _first_line,
+    kept: Mapping[str, BufferSchema] = MappingProxyType({}),
 ) -> DeployPlan:
     """``active`` holds the active spec of each DAG by name. ``locate`` gives problems their line in the file.
+    ``kept`` are the schemas of buffered datasets that this DAG has or once had: their rows are still there.
 
-    Raises ``InvalidDag`` for what only shows in the company of the other DAGs: a name that is taken, a
-    dataset that somebody reads and nobody would publish any more, a cycle through several DAGs.
+    Raises ``InvalidDag`` for what only shows in the company of the other DAGs and of what is stored: a name that
+    is taken, a dataset that somebody reads and nobody would publish any more, a cycle through several DAGs, a
+    schema that rows already written don't fit.
     """
     before, after = World(active), World({**active, new.name: new})
-    check_world(new, before, after, locate)
-    return _Planner(new.name, before, after).plan()
+    kept = {**_buffered(active.get(new.name)), **kept}
+    check_world(new, before, after, locate, kept)
+    return _Planner(new.name, before, after, kept).plan()
+
+
+def _buffered(spec: DagSpec | None) -> dict[str, BufferSchema]:
+    entries = spec.publish if spec is not None else ()
+    return {entry.name: BufferSchema.of(entry) for entry in entries if isinstance(entry, BufferedDataset)}
 
 
 class _Planner:
-    def __init__(self, dag: str, before: World, after: World) -> None:
+    def __init__(self, dag: str, before: World, after: World, kept: Mapping[str, BufferSchema]) -> None:
+        self._kept = kept
         self._dag = dag
         self._before = before
         self._after = after
@@ -152,8 +167,9 @@ class _Planner:
                     reasons.append(f"input {index}: {name} is replaced")
                 elif one != two and was.source == now.source:
                     reasons.append(f"input {index}: now comes from {name}, output {two.output}")
-            elif isinstance(two, BufferedRef) and one != two and was.source == now.source:
-                reasons.append(f"input {index}: dataset {two.dataset.name} is replaced")
+            elif isinstance(two, BufferedRef) and was.source == now.source:
+                if not isinstance(one, BufferedRef) or one.dag != two.dag:
+                    reasons.append(f"input {index}: now comes from buffered dataset {two.dataset.name}")
             elif isinstance(two, OutputRef) and was.source == now.source:
                 reasons.append(f"input {index}: now comes from {two.job}, output {two.output}")
         return (*reasons, *tuning_differences(old, job))
@@ -180,22 +196,35 @@ class _Planner:
         old = self._before.dags.get(self._dag)
         was = {entry.name: entry for entry in old.publish} if old is not None else {}
         now = {entry.name: entry for entry in self._after.dags[self._dag].publish}
-        return tuple(_publish_change(name, was.get(name), now.get(name)) for name in {**now, **was})
+        return tuple(
+            _publish_change(name, was.get(name), now.get(name), self._kept.get(name))
+            for name in {**now, **was}
+        )
 
 
 def _publish_change(
-    name: str, was: PublishedOutput | BufferedDataset | None, now: PublishedOutput | BufferedDataset | None
+    name: str,
+    was: PublishedOutput | BufferedDataset | None,
+    now: PublishedOutput | BufferedDataset | None,
+    kept: BufferSchema | None,
 ) -> PublishChange:
+    because: tuple[str, ...] = ()
+    if isinstance(now, BufferedDataset) and kept is not None:
+        added = added_columns(kept, BufferSchema.of(now))
+        because = tuple(f"column {column.name} {column.type.value} is added" for column in added)
     if was is None:
         kind = PublishKind.PUBLISHED
+        if kept is not None and isinstance(now, BufferedDataset):
+            because = ("it was here before: its rows are taken up again", *because)
     elif now is None:
         kind = PublishKind.UNPUBLISHED
+        if isinstance(was, BufferedDataset):
+            because = ("its rows stay",)
     elif isinstance(was, BufferedDataset) and isinstance(now, BufferedDataset):
-        same = buffered_fingerprint(was) == buffered_fingerprint(now)
-        kind = PublishKind.UNCHANGED if same else PublishKind.REPLACED
+        kind = PublishKind.EXTENDED if because else PublishKind.UNCHANGED
     else:
         kind = PublishKind.UNCHANGED if was == now else PublishKind.MOVED
-    return PublishChange(name, kind, _means(was), _means(now))
+    return PublishChange(name, kind, _means(was), _means(now), because)
 
 
 def _means(entry: PublishedOutput | BufferedDataset | None) -> str | None:

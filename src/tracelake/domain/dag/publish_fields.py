@@ -11,6 +11,8 @@ from tracelake.domain.dag.job_fields import DATASET_NAME, read_job_output
 from tracelake.domain.dag.model import BufferedDataset, Column, ColumnType, PublishedOutput, Storage
 from tracelake.domain.dag.problems import Path
 
+THE_ENGINES = ("duckdb_", "pg_", "pragma_", "sqlite_")
+"""How the query engine's own relations are called: a dataset of such a name couldn't be queried."""
 COLUMN_NAME = re.compile(r"^[a-z_][a-z0-9_]{0,62}\Z")
 MAX_COLUMNS = 500
 
@@ -36,6 +38,8 @@ def read_publish(top: Fields) -> list[PublishDraft]:
     for name, _ in list(top.entries("publish")):
         if not DATASET_NAME.match(name):
             publish.wrong(name, f"dataset names match {shown(DATASET_NAME)}")
+        if name.startswith(THE_ENGINES):
+            publish.wrong(name, f"dataset names don't begin with {', '.join(THE_ENGINES)}")
         entry = publish.nested(name, PUBLISH_FIELDS)
         if entry is None:
             publish.wrong(name, "needs {from: {job, output}} or a buffered dataset's schema")

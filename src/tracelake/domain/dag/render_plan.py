@@ -16,7 +16,7 @@ _SIGNS = {
 _PUBLISH_SIGNS = {
     PublishKind.PUBLISHED: "+",
     PublishKind.MOVED: "!",
-    PublishKind.REPLACED: "!",
+    PublishKind.EXTENDED: "~",
     PublishKind.UNPUBLISHED: "-",
     PublishKind.UNCHANGED: " ",
 }
@@ -39,7 +39,9 @@ def _lines(plan: DeployPlan) -> Iterator[str]:
         yield from _job_lines(change)
     if plan.publish:
         yield "Published names"
-        yield from map(_publish_line, plan.publish)
+        for entry in plan.publish:
+            yield _publish_line(entry)
+            yield from (f"      {reason}" for reason in entry.because)
 
 
 def _job_lines(change: JobChange) -> Iterator[str]:
@@ -56,6 +58,5 @@ def _publish_line(change: PublishChange) -> str:
     means = {
         PublishKind.MOVED: f": {change.before} -> {change.after}",
         PublishKind.PUBLISHED: f": {change.after}",
-        PublishKind.REPLACED: ": another schema",
     }.get(change.kind, "")
     return f"  {_PUBLISH_SIGNS[change.kind]} {change.name}: {change.kind}{means}"

@@ -1,7 +1,7 @@
 """JSON Schema of a DAG file, for editors.
 
 It knows shapes and spellings; what needs the other jobs, the other DAGs or the installation is left to
-``parse_dag``.
+``parse_dag``. Defaults are the model's own.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from tracelake.domain.dag.model import (
     BackpressureMode,
     ColumnType,
     ExecutionStrategy,
+    JobSettings,
     Priority,
     SourceKind,
     Storage,
     UpdateStrategy,
 )
 from tracelake.domain.dag.publish_fields import COLUMN_NAME, WriteMode
-from tracelake.domain.operator_catalog import CATALOG
+from tracelake.domain.operator_catalog import CATALOG, PLATFORM_OPERATORS
 
 Schema = dict[str, Any]
+DURATION_FORMS = " Seconds, or 30s, 10m, 2h, 1d."
 
 
 def json_schema() -> Schema:
@@ -73,21 +75,29 @@ def _job() -> Schema:
             "runtime": _text("A runtime that the installation has registered, e.g. ecs_spark."),
             "operator": {
                 **_text("What to run: a built-in operator, or the name of one's own."),
-                "examples": sorted(CATALOG),
+                "examples": sorted(CATALOG.keys() - PLATFORM_OPERATORS),
             },
             "source": _object(
                 "How a source is kept going.",
-                {"kind": _choice(SourceKind, "always_on is kept running; manual waits for a trigger call.")},
+                {
+                    "kind": _choice(
+                        SourceKind,
+                        "always_on is kept running, manual waits for a trigger call; the others aren't served yet.",
+                    )
+                },
                 required=("kind",),
             ),
             "inputs": {"type": ["array", "null"], "items": _input(), "description": "What the job reads."},
             "outputs": _outputs(),
             "execution_strategy": _choice(
                 ExecutionStrategy,
-                "PerUpdate (default): one task for all that is new; PerPartition: one each.",
+                "PerUpdate: one task for all that is new; PerPartition: one each. Reactive jobs only.",
+                default=ExecutionStrategy.PER_UPDATE,
             ),
             "update_strategy": _choice(
-                UpdateStrategy, "replace (default) rewrites a range; append needs unique_key."
+                UpdateStrategy,
+                "replace rewrites a range; append adds rows and needs unique_key.",
+                default=UpdateStrategy.REPLACE,
             ),
             "unique_key": _strings("Columns that make a row the same row; required for append."),
             "config": {"type": ["object", "null"], "description": "Settings of the operator."},
@@ -109,22 +119,36 @@ def _job() -> Schema:
 
 
 def _settings() -> dict[str, Schema]:
+    usual = JobSettings()
     return {
-        "max_attempts": _count("Claims before a task fails for good (3).", 1, 1000),
-        "timeout_seconds": _duration("Longest run of one attempt (600)."),
-        "heartbeat_timeout_seconds": _duration("Lease: silence after which an attempt is lost (120)."),
-        "priority": _choice(Priority, "bulk is held first under pressure and released last."),
+        "max_attempts": _count("Claims before a task fails for good.", 1, 1000, default=usual.max_attempts),
+        "timeout_seconds": _duration("Longest run of one attempt.", default=usual.timeout_seconds),
+        "heartbeat_timeout_seconds": _duration(
+            "Lease: silence after which an attempt is lost.", default=usual.heartbeat_timeout_seconds
+        ),
+        "priority": _choice(
+            Priority, "For backpressure: bulk is held first. No effect yet.", default=usual.priority
+        ),
         "scaling": _object(
             "Limits on running tasks.", {"max_concurrency": _count("Most tasks running at a time.", 1)}
         ),
-        "max_queue_depth": _count("Waiting tasks beyond which producers upstream are paused.", 1),
-        "max_queue_age": _duration("Age of the oldest waiting task beyond which producers are paused."),
-        "backpressure": _choice(BackpressureMode, "What happens upstream when a queue limit trips."),
+        "max_queue_depth": _count("Waiting tasks beyond which to pause producers. No effect yet.", 1),
+        "max_queue_age": _duration("Age of a waiting task beyond which to pause producers. No effect yet."),
+        "backpressure": _choice(
+            BackpressureMode,
+            "What a full queue does to producers. No effect yet.",
+            default=usual.backpressure,
+        ),
         "retry": _object(
             "Backoff between attempts: min(max, base * 2^n), with jitter.",
-            {"base": _duration("First wait (30s).", 0), "max": _duration("Longest wait (10m).", 0)},
+            {
+                "base": _duration("First wait.", 0, default=usual.retry_base_seconds),
+                "max": _duration("Longest wait.", 0, default=usual.retry_max_seconds),
+            },
         ),
-        "idle_timeout": _duration("How long a worker stays warm without work."),
+        "idle_timeout": _duration(
+            "A worker that may end when idle stays at least so long after a task of this job."
+        ),
     }
 
 
@@ -134,6 +158,7 @@ def _input() -> Schema:
         "One input edge.",
         {
             "from": {
+                "description": "Where the rows come from.",
                 "oneOf": [
                     _output_of("An output of a job of this DAG."),
                     _object(
@@ -142,11 +167,12 @@ def _input() -> Schema:
                         required=("dataset",),
                         nullable=False,
                     ),
-                ]
+                ],
             },
             "trigger": {
                 "type": ["boolean", "null"],
-                "description": "false: read as it is, wait for nothing (default true).",
+                "description": "false: read as it is, wait for nothing.",
+                "default": True,
             },
             "where": {
                 "description": (
@@ -192,7 +218,7 @@ def _output_of(description: str) -> Schema:
         description,
         {
             "job": _text("Name of the job."),
-            "output": _count("Index of the output (0).", 0, MAX_OUTPUTS - 1),
+            "output": _count("Index of the output.", 0, MAX_OUTPUTS - 1, default=0),
         },
         required=("job",),
         nullable=False,
@@ -212,7 +238,7 @@ def _buffered() -> Schema:
     return _object(
         "A dataset that jobs publish records to and the platform writes.",
         {
-            "storage": {"const": Storage.POSTGRES.value},
+            "storage": {"const": Storage.POSTGRES.value, "description": "Where the rows are kept."},
             "write_mode": _choice(WriteMode, "Records go through a durable buffer."),
             "schema": _object(
                 "Columns, and what makes a record the same record.",
@@ -261,19 +287,27 @@ def _strings(description: str) -> Schema:
     return {"anyOf": [{**one, "type": ["string", "null"]}, many], "description": description}
 
 
-def _choice(kind: type[StrEnum], description: str) -> Schema:
-    return {"enum": [*[member.value for member in kind], None], "description": description}
+def _choice(kind: type[StrEnum], description: str, *, default: StrEnum | None = None) -> Schema:
+    choice: Schema = {"enum": [*[member.value for member in kind], None], "description": description}
+    return choice if default is None else {**choice, "default": default.value}
 
 
-def _count(description: str, low: int, high: int = 1_000_000_000) -> Schema:
-    return {"type": ["integer", "null"], "minimum": low, "maximum": high, "description": description}
+def _count(description: str, low: int, high: int = 1_000_000_000, *, default: int | None = None) -> Schema:
+    count: Schema = {
+        "type": ["integer", "null"],
+        "minimum": low,
+        "maximum": high,
+        "description": description,
+    }
+    return count if default is None else {**count, "default": default}
 
 
-def _duration(description: str, low: int = 1) -> Schema:
-    return {
-        "description": f"{description} Seconds, or 30s, 10m, 2h, 1d.",
+def _duration(description: str, low: int = 1, *, default: int | None = None) -> Schema:
+    duration: Schema = {
+        "description": f"{description}{DURATION_FORMS}",
         "anyOf": [
             {"type": ["integer", "null"], "minimum": low},
             {"type": "string", "pattern": "^[0-9]{1,9}[smhd]$"},
         ],
     }
+    return duration if default is None else {**duration, "default": default}

@@ -11,10 +11,18 @@
  */
 "use strict";
 
+const { randomUUID } = require("node:crypto");
 const http = require("node:http");
 
 const TRIES = 6;
 const TIMEOUT_MS = 35_000;
+const QUERY_MS = 300_000;
+// A publish may be larger, but not by much: records beyond this go with the next.
+const BATCH_BYTES = 8 * 1024 * 1024;
+// JSON's integers may be longer than a Number: on their way through JSON they are text that nobody else can write.
+const MARK = `${randomUUID()}:`;
+const MARKED = new RegExp(`"${MARK}(-?[0-9]+)"`, "g");
+const LONG = /"(?:[^"\\]|\\.)*"|(?<![0-9.eE+-])-?[0-9]{16,}(?![0-9.eE])/g;
 
 /** The platform refused a call: `status` as in HTTP, `reason` a stable word, the text for people. */
 class TaskError extends Error {
@@ -82,14 +90,54 @@ class Task {
     return { dataset_uuid, dataset_version, cursor, start, end };
   }
 
-  /** Hand records to a buffered dataset. */
-  publish(dataset, records, schema_hash) {
-    return this.#call("buffer-publish", { dataset, records, schema_hash });
+  /** What an input is called in a query: its published name, or `input_0` and so on. */
+  table(index = 0) {
+    return this.inputs[index].dataset ?? `input_${index}`;
   }
 
-  /** One SELECT over the task's own datasets: `{columns, rows, row_count, truncated}`. */
-  query(sql, { params, limit } = {}) {
-    return this.#call("query", { sql, params, limit }, false);
+  /**
+   * An input's rows that this task is about, as a SQL condition: its scope, and the `where` of its edge.
+   *
+   * `(block_number > 5 AND block_number <= 9 AND (severity = 'critical'))`; `(TRUE)` for an input that is read
+   * as a whole.
+   */
+  window(index = 0) {
+    const read = this.inputs[index];
+    const column = read.cursor_column ?? "block_number";
+    const signs = { start: ">=", end: "<=", after: ">", upto: "<=" };
+    const scoped = Object.keys(signs).filter((name) => read[name] !== undefined && read[name] !== null);
+    const terms = scoped.map((name) => `${column} ${signs[name]} ${Number(read[name])}`);
+    if (read.where) terms.push(`(${read.where})`);
+    return `(${terms.join(" AND ") || "TRUE"})`;
+  }
+
+  /**
+   * One SELECT over the task's own inputs: `{columns, types, rows, row_count, truncated}`.
+   *
+   * Each is a table under `table(index)`, in the version that the task was given. `params` are an array for `?`,
+   * or an object for `$name`; a Buffer is compared with binary columns, which come back as "0x…". An integer that
+   * a Number can't hold exactly is a BigInt. `export: true` puts all rows into a Parquet file among the task's
+   * own and answers with its `location`.
+   */
+  query(sql, params, { limit, export: exported } = {}) {
+    const body = { sql, params: marked(params), limit, export: exported || undefined };
+    return this.#call("query", body, { fenced: false, timeout: QUERY_MS });
+  }
+
+  /**
+   * Hand records to a buffered dataset; `{accepted, batch_id}`, with no batch for no records.
+   *
+   * They may be handed in twice: the dataset's key decides. With a `schemaHash` they are refused (409
+   * SchemaMismatch) when the dataset's schema isn't that one.
+   */
+  async publish(dataset, records, schemaHash) {
+    let done = { accepted: 0, batch_id: null };
+    for (const batch of batches(records)) {
+      const body = { dataset, schema_hash: schemaHash, records: batch };
+      const answer = await this.#call("buffer-publish", body);
+      done = { ...answer, accepted: done.accepted + answer.accepted };
+    }
+    return done;
   }
 
   /** Hold the lease for another while; `cancel` in the answer means: stop. */
@@ -116,16 +164,16 @@ class Task {
     return scope ? free.filter((index) => index >= 0).map((output) => this.event({ ...scope, output })) : [];
   }
 
-  async #call(name, body, fenced = true) {
+  async #call(name, body, { fenced = true, timeout = TIMEOUT_MS } = {}) {
     const fence = { task_id: this.taskId, attempt: this.attempt, lease_token: this.#leaseToken };
-    const sent = JSON.stringify({ ...(fenced ? fence : {}), ...body });
+    const sent = toJson({ ...(fenced ? fence : {}), ...body });
     const headers = { "Content-Type": "application/json", "X-Trace-Task-Capability": this.#token };
     let error;
     for (let attempt = 0; attempt < TRIES; attempt++) {
       try {
-        const answer = await post(`${this.#url}/v1/task/${name}`, headers, sent);
-        if (answer.status < 300) return JSON.parse(answer.text);
-        error = refusal(name, answer.status, answer.text);
+        const answer = await post(`${this.#url}/v1/task/${name}`, headers, sent, timeout);
+        if (answer.status < 300) return fromJson(answer.text);
+        error = refusal(answer.status, answer.text);
         if (answer.status < 500) throw error;
       } catch (lost) {
         if (lost instanceof TaskError) throw lost;
@@ -138,10 +186,10 @@ class Task {
   }
 }
 
-function post(url, headers, body) {
+function post(url, headers, body, timeout) {
   return new Promise((resolve, reject) => {
     const sized = { ...headers, "Content-Length": Buffer.byteLength(body) };
-    const request = http.request(url, { method: "POST", headers: sized, timeout: TIMEOUT_MS }, (answer) => {
+    const request = http.request(url, { method: "POST", headers: sized, timeout }, (answer) => {
       const parts = [];
       answer.on("data", (part) => parts.push(part));
       answer.on("end", () => resolve({ status: answer.statusCode, text: Buffer.concat(parts).toString() }));
@@ -153,17 +201,62 @@ function post(url, headers, body) {
   });
 }
 
-function refusal(name, status, text) {
-  if (status === 404 && (name === "query" || name === "buffer-publish")) {
-    const served = name === "query" ? "queries" : "buffered datasets";
-    return new TaskError(404, "NotServed", `this installation doesn't serve ${served} to tasks`);
-  }
+function refusal(status, text) {
   try {
     const problem = JSON.parse(text);
     return new TaskError(status, problem.reason ?? `Status${status}`, problem.detail ?? problem.title);
   } catch {
     return new TaskError(status, `Status${status}`, text.slice(0, 500) || "no explanation");
   }
+}
+
+function* batches(records) {
+  let batch = [];
+  let size = 0;
+  for (const record of records) {
+    const more = Buffer.byteLength(toJson(record));
+    if (batch.length && size + more > BATCH_BYTES) {
+      yield batch;
+      batch = [];
+      size = 0;
+    }
+    batch.push(record);
+    size += more;
+  }
+  if (batch.length) yield batch;
+}
+
+/** Bytes are marked: as text they would be compared with text. */
+function marked(params) {
+  if (ArrayBuffer.isView(params)) return { blob: hex(params) };
+  if (Array.isArray(params)) return params.map(marked);
+  if (params === null || typeof params !== "object" || params instanceof Date) return params;
+  return Object.fromEntries(Object.entries(params).map(([name, value]) => [name, marked(value)]));
+}
+
+/** Bytes as "0x…", BigInts with all their digits. */
+function toJson(value) {
+  const text = JSON.stringify(value, function (name, shown) {
+    // A Buffer has made itself into something else by the time it is shown.
+    const kept = this[name];
+    if (ArrayBuffer.isView(kept)) return hex(kept);
+    return typeof kept === "bigint" ? MARK + kept : shown;
+  });
+  return text.includes(MARK) ? text.replaceAll(MARKED, "$1") : text;
+}
+
+/** An integer that a Number can't hold becomes a BigInt. */
+function fromJson(text) {
+  const marked = text.replace(LONG, (found) => (found[0] === '"' ? found : `"${MARK}${found}"`));
+  return JSON.parse(marked, (_, value) => {
+    if (typeof value !== "string" || !value.startsWith(MARK)) return value;
+    const digits = value.slice(MARK.length);
+    return Number.isSafeInteger(Number(digits)) ? Number(digits) : BigInt(digits);
+  });
+}
+
+function hex(view) {
+  return "0x" + Buffer.from(view.buffer, view.byteOffset, view.byteLength).toString("hex");
 }
 
 exports.Task = Task;

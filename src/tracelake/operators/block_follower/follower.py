@@ -243,11 +243,13 @@ class Follower:
         behind = head.number - first + 1
         loader = self.far_behind if self.far_behind is not None and behind > CATCH_UP_FROM else self.at_tip
         try:
-            return loader.load(first, last, parent)
+            links = loader.load(first, last, parent)
         except Unavailable as error:
             if error.reason in _MIXED:
                 self._take_sides()
             raise
+        self.story.delivered |= loader.endpoints
+        return links
 
     def _commit(
         self, first: int, links: Sequence[Link], replaced: BlockId | None = None, reason: str = ""

@@ -19,6 +19,9 @@ from tracelake.operators.block_follower.tables import ChainTables
 
 
 class Loader(Protocol):
+    endpoints: set[str]
+    """Who has delivered blocks so far, for people who ask where rows come from."""
+
     def load(self, first: int, last: int, parent: bytes | None) -> list[Link]:
         """Stage the rows of these blocks as far as they continue ``parent``, each the next one's parent; answers
         with those that were staged. None: nothing is stored before them."""
@@ -31,6 +34,7 @@ class InProcess:
         self._pool = pool
         self._chain_id = chain_id
         self._verify = verify
+        self.endpoints: set[str] = set()
 
     def load(self, first: int, last: int, parent: bytes | None) -> list[Link]:
         fetched = fetch_blocks(
@@ -45,6 +49,7 @@ class InProcess:
             links = [link_of_block(each) for each in raw]
             good = linked(parent, links)
             if good:
+                self.endpoints.update(each.endpoint for each in raw[:good])
                 self._tables.stage(raw[:good], self._chain_id)
                 loaded += links[:good]
                 parent = loaded[-1].hash

@@ -29,6 +29,7 @@ class OnSpark:
         self._ctx = ctx
         self._tables = tables
         self._config = config
+        self.endpoints: set[str] = set()
 
     def load(self, first: int, last: int, parent: bytes | None) -> list[Link]:
         reports = self._run(self._work(BlockRange(first, last)))
@@ -43,6 +44,7 @@ class OnSpark:
         good = linked(parent, links)
         if good == 0:
             return []
+        self.endpoints.update(name for report in reports for name in report.endpoints)
         if good < last - first + 1:
             raise Unavailable(
                 "ChainChanged", f"the chain changed at block {first + good} while {first} to {last} were read"

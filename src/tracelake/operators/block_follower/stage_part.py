@@ -56,12 +56,13 @@ class StageWork:
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """``parent`` is that of the first block; ``hashes`` are the blocks' own."""
+    """``parent`` is that of the first block; ``hashes`` are the blocks' own, ``endpoints`` who delivered them."""
 
     start: int
     parent: bytes = b""
     hashes: list[bytes] = []
     tables: dict[str, StagedTable] = {}
+    endpoints: list[str] = []
     problem: CellProblem | None = None
 
     def encode(self) -> str:
@@ -92,10 +93,12 @@ def stage_parts(work: StageWork, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 def _stage(work: StageWork, span: BlockRange) -> PartReport:
     links: list[Link] = []
+    endpoints: set[str] = set()
     with ExitStack() as undo:
         parts: dict[Dataset, Part] = {}
         for raw in portions(_fetch(work, span)):
             links += map(link_of_block, raw)
+            endpoints.update(each.endpoint for each in raw)
             for dataset, place in work.places.items():
                 rows = hot_rows(TABLES[dataset], raw, work.chain_id)
                 if rows.num_rows and dataset not in parts:
@@ -111,6 +114,7 @@ def _stage(work: StageWork, span: BlockRange) -> PartReport:
         parent=links[0].parent,
         hashes=[link.hash for link in links],
         tables={str(dataset): StagedTable(part.name, part.rows) for dataset, part in parts.items()},
+        endpoints=sorted(endpoints),
     )
 
 

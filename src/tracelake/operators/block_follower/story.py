@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracelake.operators.block_follower.decide import BlockId, Link, Why
@@ -20,6 +20,8 @@ class Story:
     clock: Callable[[], float] = time.monotonic
     reorgs: int = 0
     deepest: int = 0
+    delivered: set[str] = field(default_factory=set)
+    """The endpoints whose blocks are in the tables, of this attempt."""
     _why: Why | None = None
     _trouble: str | None = None
     _catching_up: tuple[float, int] | None = None
@@ -47,6 +49,7 @@ class Story:
             "finalized": final,
             "reorgs": self.reorgs,
             "deepest_reorg": self.deepest,
+            "endpoints": ", ".join(sorted(self.delivered)) or None,
         }
         if behind < _BEHIND:
             if self._catching_up is not None:

@@ -53,9 +53,12 @@ def evm_ingest(ctx: Context) -> None:
     cells = work.grid.numbers
     reports = run_cells(ctx, cells, partial(write_cell, work), CellReport, span, incomplete=UNFORESEEN)
     check_chain(reports)
+    endpoints = tuple(sorted({name for report in reports for name in report.endpoints}))
     for dataset, plan in work.plans.items():
         files = [report.files[dataset] for report in reports if dataset in report.files]
-        manifest = manifest_of(files, plan, TABLES[dataset].arrow, verified=verified(config, dataset))
+        manifest = manifest_of(
+            files, plan, TABLES[dataset].arrow, verified=verified(config, dataset), endpoints=endpoints
+        )
         ctx.outputs[str(dataset)].wrote(plan, manifest)
         ctx.log.info("written", output=str(dataset), rows=manifest.row_count, files=len(manifest.files))
 

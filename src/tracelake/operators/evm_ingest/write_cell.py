@@ -68,6 +68,7 @@ def _uncollected() -> Iterator[None]:
 
 def _write(work: IngestWork, cell: int, span: BlockRange) -> CellReport:
     first = last = None
+    endpoints: set[str] = set()
     with ExitStack() as undo:
         files = [CellFile(dataset, plan, cell) for dataset, plan in work.plans.items()]
         for file in files:
@@ -76,12 +77,18 @@ def _write(work: IngestWork, cell: int, span: BlockRange) -> CellReport:
             for file in files:
                 file.add(pa.Table.from_batches([decode(blocks, file.dataset, work.chain_id)]))
             first, last = first or blocks[0].block, blocks[-1].block
+            endpoints.update(each.endpoint for each in blocks)
         written = {str(file.dataset): done for file in files if (done := file.close()) is not None}
         undo.pop_all()
     assert first is not None
     assert last is not None
     return CellReport(
-        start=span.start, end=span.end, files=written, parent_hash=first["parentHash"], last_hash=last["hash"]
+        start=span.start,
+        end=span.end,
+        files=written,
+        parent_hash=first["parentHash"],
+        last_hash=last["hash"],
+        endpoints=sorted(endpoints),
     )
 
 

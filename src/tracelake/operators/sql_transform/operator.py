@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SCOPE_BLOCKS = "scope_blocks"
-_FILES = {"sort_by", "blocks_per_file"}
-_TABLE = {"indexes", "partition_blocks"}
+FILE_SETTINGS = {"sort_by", "blocks_per_file"}
+TABLE_SETTINGS = {"indexes", "partition_blocks"}
 
 
 @operator("sql_transform")
@@ -59,7 +59,7 @@ def read_config(
     config: Mapping[str, Any], names: list[str], storage: str = "parquet"
 ) -> tuple[str, dict[str, Any]]:
     """The checked query, and how to lay out its result: what ``write`` or ``stage`` are told beside it."""
-    known = {"sql", *(_FILES if storage == "parquet" else _TABLE)}
+    known = {"sql", *(FILE_SETTINGS if storage == "parquet" else TABLE_SETTINGS)}
     if unknown := set(config) - known:
         raise _wrong(f"unknown: {', '.join(sorted(unknown))}; it knows {', '.join(sorted(known))}")
     lowered = [name.lower() for name in names]

@@ -46,6 +46,18 @@ UPDATE job SET active = true, retired_at = NULL, runtime = $2, max_attempts = $3
        max_queue_age_seconds = $9, idle_timeout_seconds = $10, retry_base_seconds = $11, retry_max_seconds = $12
 WHERE job_id = $1
 
+-- name: outrank
+-- What a generation publishes from now on replaces what other generations of the job have published: its revisions
+-- begin above theirs, each of which is its base and the revisions of all that it reads and writes.
+UPDATE job SET revision_base = 1 + earlier.highest
+FROM (SELECT max(g.revision_base
+                 + coalesce((SELECT sum(dv.revision) FROM job_input ji JOIN dataset_version dv USING (dataset_version)
+                             WHERE ji.job_id = g.job_id), 0)
+                 + coalesce((SELECT sum(dv.revision) FROM dataset_version dv WHERE dv.job_id = g.job_id), 0)
+             )::bigint AS highest, count(*) AS generations
+      FROM job me JOIN job g ON g.dag_name = me.dag_name AND g.name = me.name WHERE me.job_id = $1) earlier
+WHERE job_id = $1 AND earlier.generations > 1
+
 -- name: ensure_dataset
 -- An output keeps its dataset through all its versions.
 INSERT INTO dataset (dataset_uuid, org_id, dag_name, job_name, output_index) VALUES ($1, $2, $3, $4, $5)
@@ -82,32 +94,17 @@ INSERT INTO consumer_cursor (job_id, input_index) VALUES ($1, $2)
 
 -- name: unpublish
 -- Names are given anew by each deploy.
-UPDATE dataset SET published_name = NULL WHERE dag_name = $1 AND published_name IS NOT NULL AND job_name IS NOT NULL
+UPDATE dataset SET published_name = NULL WHERE dag_name = $1 AND published_name IS NOT NULL AND write_mode = 'task'
 
 -- name: publish_output
 -- A job's output under a name.
 UPDATE dataset SET published_name = $4 WHERE dag_name = $1 AND job_name = $2 AND output_index = $3
 
--- name: find_buffered
--- A buffered dataset by its name.
-SELECT d.dataset_uuid, d.buffer_schema FROM dataset d
-WHERE d.org_id = $1 AND d.published_name = $2 AND d.write_mode = 'buffered'
-
--- name: add_buffered
--- A dataset that jobs publish records to; no job owns it.
-INSERT INTO dataset (dataset_uuid, org_id, dag_name, published_name, write_mode, buffer_schema)
-VALUES ($1, $2, $3, $4, 'buffered', $5)
-
--- name: retire_buffered
--- Buffered datasets that the DAG no longer names give their name back; their data stays.
-UPDATE dataset SET published_name = NULL
-WHERE dag_name = $1 AND write_mode = 'buffered' AND published_name <> ALL($2::text[])
-
 -- name: outputs_of_dag
--- What a deploy answers: each job's outputs as they are now.
+-- What a deploy answers: the outputs of each job of the file as they are now.
 SELECT j.name AS job, dv.output_index, dv.dataset_uuid, dv.dataset_version, d.published_name
 FROM job j JOIN dataset_version dv USING (job_id) JOIN dataset d USING (dataset_uuid)
-WHERE j.dag_name = $1 AND j.active ORDER BY j.name, dv.output_index
+WHERE j.dag_name = $1 AND j.active AND d.write_mode = 'task' ORDER BY j.name, dv.output_index
 
 -- name: audit
 -- Who did what.

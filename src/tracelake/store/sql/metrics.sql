@@ -11,3 +11,8 @@ SELECT j.operator, count(*) AS running FROM task t JOIN job j USING (job_id) WHE
 -- name: given_up
 -- Outbox entries that need a person.
 SELECT count(*) AS given_up FROM outbox WHERE failed_at IS NOT NULL
+
+-- name: dead_letters
+-- What sinks gave up, per dataset.
+SELECT coalesce(d.published_name, d.dataset_uuid::text) AS dataset, count(*) AS kept
+FROM dead_letter l JOIN dataset d USING (dataset_uuid) GROUP BY 1

@@ -8,10 +8,11 @@ RETURNING outbox_id, kind, runtime, task_id, payload, available_at, available_at
 
 -- name: take_due
 -- Due entries that no other replica is delivering; pushed a little ahead, so that a crash here delays
--- them instead of losing them. Fresh ones are left to the process that committed them, for a moment.
+-- them instead of losing them. Fresh ones are left to the process that committed them, for a moment. Messages of
+-- buffers are taken apart from these.
 WITH due AS (
     SELECT outbox_id FROM outbox
-    WHERE failed_at IS NULL AND available_at <= tl_now() - make_interval(secs => $3)
+    WHERE failed_at IS NULL AND kind <> 'buffer' AND available_at <= tl_now() - make_interval(secs => $3)
     ORDER BY available_at, outbox_id LIMIT $1 FOR UPDATE SKIP LOCKED
 )
 UPDATE outbox o SET available_at = tl_now() + make_interval(secs => $2)
@@ -50,4 +51,6 @@ FROM outbox WHERE failed_at IS NOT NULL ORDER BY outbox_id LIMIT $1
 -- name: lag
 -- How much waits, and for how long the oldest due entry has.
 SELECT count(*) AS due, coalesce(extract(epoch FROM max(tl_now() - available_at)), 0)::float8 AS oldest_seconds
-FROM outbox WHERE failed_at IS NULL AND available_at <= tl_now()
+FROM (SELECT available_at FROM outbox WHERE failed_at IS NULL AND kind <> 'buffer' AND available_at <= tl_now()
+      UNION ALL
+      SELECT available_at FROM outbox WHERE failed_at IS NULL AND kind = 'buffer' AND available_at <= tl_now()) waiting

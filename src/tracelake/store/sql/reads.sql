@@ -3,9 +3,14 @@
 SELECT name, active_version, deployed_at FROM dag WHERE name > $1 ORDER BY name LIMIT $2
 
 -- name: jobs_of_dags
--- The active jobs of some DAGs.
-SELECT dag_name, name, activation, source_kind, operator, runtime, execution_strategy, priority, paused
-FROM job WHERE dag_name = ANY($1::text[]) AND active ORDER BY dag_name, name
+-- The active jobs of some DAGs, and who paused those that are.
+SELECT j.dag_name, j.name, j.activation, j.source_kind, j.operator, j.runtime, j.execution_strategy, j.priority,
+       j.paused, p.actor AS paused_by, p.at AS paused_at
+FROM job j LEFT JOIN LATERAL (
+    SELECT actor, at FROM audit
+    WHERE j.paused AND action = 'pause' AND subject->>'job' = j.dag_name || '/' || j.name
+    ORDER BY audit_id DESC LIMIT 1) p ON true
+WHERE j.dag_name = ANY($1::text[]) AND j.active ORDER BY j.dag_name, j.name
 
 -- name: recent_tasks
 -- The newest tasks of all.
@@ -121,7 +126,8 @@ WHERE dv.job_id = $1 ORDER BY e.event_id DESC LIMIT $2
 -- A page of datasets in their current version, of all jobs or of some.
 SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.revision, dv.storage, d.write_mode,
        d.dag_name, d.job_name AS job, dv.output_index, dv.output_name, dc.cursor, dc.finalized, dv.created_at,
-       (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions
+       (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions,
+       d.schema_hash
 FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
 LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
 WHERE d.dataset_uuid > $1 AND ($3::text IS NULL OR d.dag_name = $3) AND ($4::text IS NULL OR d.job_name = $4)
@@ -131,11 +137,46 @@ ORDER BY d.dataset_uuid LIMIT $2
 -- One dataset in its current version, by published name or by uuid.
 SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.revision, dv.storage, d.write_mode,
        d.dag_name, d.job_name AS job, dv.output_index, dv.output_name, dc.cursor, dc.finalized, dv.created_at,
-       (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions
+       hot_counterpart(dv.dataset_version) AS hot_version,
+       (SELECT count(*) FROM partition p WHERE p.dataset_version = dv.dataset_version AND p.current) AS partitions,
+       d.schema_hash, d.buffer_schema AS schema
 FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
 LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
 WHERE d.dataset_uuid = coalesce($3::uuid, (SELECT dataset_uuid FROM dataset
                                           WHERE org_id = $1 AND published_name = $2))
+
+-- name: dataset_versions
+-- The newest generations of a dataset and what is committed of each.
+SELECT dv.dataset_version, dv.is_current AS current, dv.revision, dv.storage, dv.created_at, dc.cursor,
+       p.partitions, p.start, p."end", p.rows, greatest(p.updated_at, dc.updated_at) AS updated_at
+FROM dataset_version dv
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+CROSS JOIN LATERAL (
+    SELECT count(*) AS partitions, min(range_start) AS start, max(range_end) AS "end",
+           sum(row_count)::bigint AS rows, max(committed_at) AS updated_at
+    FROM partition WHERE partition.dataset_version = dv.dataset_version AND partition.current) p
+WHERE dv.dataset_uuid = $1 ORDER BY dv.is_current DESC, dv.version_no DESC LIMIT $2
+
+-- name: dataset_lag
+-- How far a version is behind: what its source says of itself, or what its job's triggering inputs have more.
+SELECT CASE WHEN j.activation = 'source'
+            THEN (SELECT CASE WHEN jsonb_typeof(a.progress -> 'lag') = 'number'
+                              THEN (a.progress ->> 'lag')::numeric::bigint END
+                  FROM task t JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
+                  WHERE t.job_id = j.job_id AND t.kind = 'source')
+            ELSE (SELECT max(greatest(coalesce(ic.cursor, ip.last, -1) - coalesce(cc.cursor, own.last, -1), 0))
+                  FROM job_input ji
+                  LEFT JOIN dataset_cursor ic ON ic.dataset_version = ji.dataset_version
+                  LEFT JOIN LATERAL (SELECT max(range_end) AS last FROM partition
+                                     WHERE partition.dataset_version = ji.dataset_version AND current) ip ON true
+                  LEFT JOIN consumer_cursor cc ON cc.job_id = ji.job_id AND cc.input_index = ji.input_index
+                  WHERE ji.job_id = j.job_id AND ji.trigger) END AS behind,
+       extract(epoch FROM tl_now() - greatest(own.at, dc.updated_at))::double precision AS seconds
+FROM dataset_version dv JOIN job j USING (job_id)
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+CROSS JOIN LATERAL (SELECT max(range_end) AS last, max(committed_at) AS at
+                    FROM partition WHERE partition.dataset_version = dv.dataset_version AND current) own
+WHERE dv.dataset_version = $1
 
 -- name: current_version
 -- The current version of a dataset, by published name or by uuid.

@@ -20,6 +20,17 @@ SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.la
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = $1
 
+-- name: share_task
+-- A task that stays as it is until the caller commits; several callers of one attempt don't wait for each other.
+SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
+       t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
+       t.output_revisions,
+       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
+FROM task t JOIN job j USING (job_id)
+WHERE t.task_id = $1
+FOR SHARE OF t
+
 -- name: lock_gates
 -- Claims, endings and routing of jobs that admit one thing at a time meet on the job's row.
 SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
@@ -43,7 +54,7 @@ FROM job j WHERE j.job_id = ANY($1::uuid[])
 -- job's row and draws its number behind it. What a compacted input, read as it is, still has in Postgres comes with
 -- it.
 SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigger, ji.where_text, ji.where_tree,
-       dv.revision, dv.storage, d.published_name, cc.cursor AS consumed, dc.finalized,
+       dv.revision, dv.storage, d.published_name, d.write_mode, cc.cursor AS consumed, dc.finalized,
        hot.dataset_version AS hot_version, hot.revision AS hot_revision,
        CASE WHEN c.kind = 'cursor'
             THEN coalesce(dc.cursor, frontier(ji.dataset_version, coalesce(cc.cursor, -1))) END AS position,

@@ -73,6 +73,7 @@ async def _run(settings: WorkerSettings, sandbox: Sandbox, folder: Path, signals
             layer=folder / "layer",
             folder=folder / "environments",
             internal_url=settings.internal_url,
+            query_url=settings.query_url,
         )
         pool = EnvironmentPool(starter.start, starter.still_good, max_idle=settings.concurrency)
         invoker = Invoker(

@@ -30,13 +30,21 @@ class EnvironmentStarter:
     """``layer`` is what ``function_layer`` has built; environments live in folders below ``folder``."""
 
     def __init__(
-        self, sandbox: Sandbox, bundles: BundleCache, *, layer: Path, folder: Path, internal_url: str
+        self,
+        sandbox: Sandbox,
+        bundles: BundleCache,
+        *,
+        layer: Path,
+        folder: Path,
+        internal_url: str,
+        query_url: str | None = None,
     ) -> None:
         self._sandbox = sandbox
         self._bundles = bundles
         self._layer = layer
         self._folder = folder
         self._internal_url = internal_url
+        self._query_url = query_url
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
 
@@ -101,7 +109,9 @@ class EnvironmentStarter:
                 raise Conflict("NoInvocation", "no invocation is under way")
             spoke.add(request.path.rpartition("/")[2])
 
-        gateway = Gateway(dispatcher_url=self._internal_url, runtime=api.handle, admit=admit)
+        gateway = Gateway(
+            dispatcher_url=self._internal_url, query_url=self._query_url, runtime=api.handle, admit=admit
+        )
         try:
             await gateway.listen(process.listeners[0])
         except BaseException:

@@ -49,11 +49,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
+    """``body_bytes`` has room for the largest publish. Answers are passed on piece by piece and never kept."""
+
     connections: int = 32
     forwards: int = 8
     head_bytes: int = 16 * 1024
-    body_bytes: int = 8 * _MIB
-    total_bytes: int = 16 * _MIB
+    body_bytes: int = 17 * _MIB
+    total_bytes: int = 34 * _MIB
     forward_seconds: float = 300.0
 
 
@@ -129,6 +131,8 @@ class Gateway:
             await connection.send(await connection.while_connected(self._runtime(request)))
             return
         upstream = self._upstream(request.path)
+        if upstream is None and request.path == QUERY_PATH:
+            raise NotFound("NotServed", "this worker knows of no Query Service (TRACELAKE_QUERY_URL)")
         if upstream is None:
             raise NotFound("NotFound", "there is nothing here")
         if self._admit is not None:

@@ -19,7 +19,13 @@ from tracelake.domain.errors import BadRequest, NotFound, TracelakeError
 
 METHODS = frozenset({"GET", "POST"})
 FORWARDED_HEADERS = ("accept", "content-type", "x-trace-task-capability")
-RETURNED_HEADERS = ("content-type", "retry-after")
+RETURNED_HEADERS = (
+    "content-type",
+    "retry-after",
+    "x-trace-query-id",
+    "x-trace-row-count",
+    "x-trace-truncated",
+)
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}

@@ -43,6 +43,7 @@ _MACHINES["arm64"] = syscalls.AARCH64
 _NAMESPACE_FLAGS = (
     0x80 | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 )
+_THREAD_FLAG = 0x10000
 _TERMINAL_INPUT = (0x5412, 0x541C, 0x541D)  # TIOCSTI, TIOCLINUX, TIOCCONS
 _SHARED_ANONYMOUS = 0x21
 _SOCKET_TYPE_MASK = 0xF
@@ -59,8 +60,12 @@ def machine() -> int:
     return _MACHINES[name]
 
 
-def build_filter(column: int, *, memory_is_counted: bool = True) -> bytes:
-    """The program for ``bwrap --seccomp``: an array of the kernel's ``struct sock_filter``."""
+def build_filter(column: int, *, memory_is_counted: bool = True, alone: bool = False) -> bytes:
+    """The program for ``bwrap --seccomp``: an array of the kernel's ``struct sock_filter``.
+
+    ``alone``: also for a process that needs nothing but its threads and the descriptors that it has. It can't
+    start another process or program, signal one, make a socket, or change who may use a file.
+    """
     code: list[Instruction] = [
         (_LOAD_WORD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, _AUDIT_ARCHITECTURES[column]),
@@ -71,8 +76,11 @@ def build_filter(column: int, *, memory_is_counted: bool = True) -> bytes:
         code += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL_PROCESS)]
     code += [(_JUMP_GREATER_EQUAL, 0, 1, syscalls.NEWEST_KNOWN + 1), _fail(errno.ENOSYS)]
     code += _when(syscalls.CLONE3[column], [_fail(errno.ENOSYS)])
-    for numbers in syscalls.REFUSED.values():
+    for numbers in (*syscalls.REFUSED.values(), *(syscalls.NOT_ALONE.values() if alone else ())):
         code += _when(numbers[column], [_fail(errno.EPERM)])
+    if alone:
+        code += _when(syscalls.CLONE[column], _require_bit(0, _THREAD_FLAG))
+        code += _when(syscalls.PRLIMIT[column], _allow_only(0, (0,)))
     for number, body in _conditional(column, memory_is_counted):
         code += _when(number, body)
     code.append((_RETURN, 0, 0, _ALLOW))
@@ -109,6 +117,10 @@ def _argument(index: int) -> Instruction:
 
 def _refuse_any_bit(index: int, bits: int) -> list[Instruction]:
     return [_argument(index), (_JUMP_ANY_BIT, 0, 1, bits), _fail(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _require_bit(index: int, bit: int) -> list[Instruction]:
+    return [_argument(index), (_JUMP_ANY_BIT, 1, 0, bit), _fail(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
 
 
 def _refuse_equal(index: int, mask: int, values: tuple[int, ...]) -> list[Instruction]:

@@ -18,6 +18,7 @@ IOCTL = (16, 29)
 MMAP = (9, 222)
 MKNOD = (133, None)
 MKNODAT = (259, 33)
+PRLIMIT = (302, 261)
 
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # into other processes
@@ -100,4 +101,60 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 UNCOUNTED_MEMORY: dict[str, tuple[int | None, int | None]] = {
     "memfd_create": (319, 279),
     "shmget": (29, 194),
+}
+
+#: What a process that stays alone with its threads has no use for.
+NOT_ALONE: dict[str, tuple[int | None, int | None]] = {
+    # other processes and programs
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    "setpriority": (141, 140),
+    # sockets beyond those it was given
+    "socket": SOCKET,
+    "socketpair": SOCKETPAIR,
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    # memory of other processes, by way of the file system
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    # who owns a file and who may use it: what a descriptor stands for may lie outside of the sandbox
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
 }

@@ -1,0 +1,169 @@
+"""``tracelake database``: set up a data database of one's own, and what both need after a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelake.cli.show import print_json
+from tracelake.cli.stack import DEFAULT_HOME, JsonOption
+from tracelake.domain.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from tracelake.dev.home import Home
+
+database_app = typer.Typer(
+    help="The databases: setting one up, and what they need after a restore.", no_args_is_help=True
+)
+
+DatabaseHome = Annotated[
+    Path, typer.Option("--home", readable=False, help="The home with keys, tokens and passwords.")
+]
+StateDsn = Annotated[
+    str | None, typer.Option(envvar="TRACELAKE_STATE_DSN", help="State database (prefer the variable).")
+]
+QueueDsn = Annotated[
+    str | None, typer.Option(envvar="TRACELAKE_QUEUE_DSN", help="Queue database (prefer the variable).")
+]
+DataDsn = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TRACELAKE_DATA_OWNER_DSN", help="Data database, by its owner (prefer the variable)."
+    ),
+]
+
+
+@database_app.command()
+def install(
+    home: DatabaseHome = DEFAULT_HOME,
+    state_dsn: StateDsn = None,
+    queue_dsn: QueueDsn = None,
+    data_dsn: DataDsn = None,
+    env_file: Annotated[
+        Path | None,
+        typer.Option(help="Where the addresses for workers, sinks and the Query Service go, mode 0600."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set up the data database on a Postgres of your own: its tables, and the roles that stage, commit and read.
+
+    Passwords are the home's, made when there are none. Installing again is safe: it brings the tables up to this
+    version and renews grants and passwords. `--env-file` also needs the state and the queue database, and is read
+    by `set -a; . FILE` or by what starts the processes. (State and queue are set up by the Dispatcher.)
+
+    Examples:
+
+        TRACELAKE_DATA_OWNER_DSN=postgresql://… tracelake database install --home ./home
+
+        tracelake database install --home ./home --env-file workers.env
+    """
+    import asyncio
+
+    from tracelake.dev.home import Home
+    from tracelake.hot.install import install as install_data
+    from tracelake.secret import Secret
+
+    if data_dsn is None:
+        raise Invalid("DsnMissing", "say which database: --data-dsn, or TRACELAKE_DATA_OWNER_DSN")
+    if env_file is not None and (state_dsn is None or queue_dsn is None):
+        raise Invalid(
+            "DsnMissing", "--env-file needs TRACELAKE_STATE_DSN and TRACELAKE_QUEUE_DSN to name them"
+        )
+    place = Home(home)
+    applied = asyncio.run(
+        install_data(
+            data_dsn,
+            staging_password=Secret(place.data_secrets().staging_password),
+            writer_password=Secret(place.data_secrets().writer_password),
+            reader_password=Secret(place.reading_secrets().reader_password),
+        )
+    )
+    if env_file is not None and state_dsn is not None and queue_dsn is not None:
+        place.write(env_file.absolute(), _environment(place, state_dsn, queue_dsn, data_dsn).encode())
+    if as_json:
+        print_json({"applied": applied, "env_file": None if env_file is None else str(env_file)})
+        return
+    typer.echo(f"the data database is ready ({', '.join(applied) or 'as it was'})")
+    if env_file is not None:
+        typer.echo(f"wrote {env_file}")
+
+
+@database_app.command()
+def restored(
+    home: DatabaseHome = DEFAULT_HOME,
+    state_dsn: StateDsn = None,
+    data_dsn: DataDsn = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make restored databases safe to use: run it after a restore, before anything is started.
+
+    Epochs go on beyond all that were drawn before, also after the backup, and fences of attempts from then are
+    forgotten, so that none of these can commit and none keeps a new one away. Without DSNs the home's own databases
+    are meant. Doing it twice does no harm.
+
+    Examples:
+
+        tracelake database restored --home ./home
+
+        TRACELAKE_STATE_DSN=… TRACELAKE_DATA_OWNER_DSN=… tracelake database restored
+    """
+    import asyncio
+
+    from tracelake.hot.restored import forget_fences
+    from tracelake.store.restored import advance_epochs
+
+    if (state_dsn is None) != (data_dsn is None):
+        raise Invalid(
+            "DsnMissing", "TRACELAKE_STATE_DSN and TRACELAKE_DATA_OWNER_DSN go together, or neither is given"
+        )
+    with ExitStack() as stack:
+        if state_dsn is None or data_dsn is None:
+            state_dsn, data_dsn = stack.enter_context(_embedded(home))
+        epoch = asyncio.run(advance_epochs(state_dsn))
+        fences = asyncio.run(forget_fences(data_dsn))
+    if as_json:
+        print_json({"epoch": epoch, "fences": fences})
+    else:
+        typer.echo(f"epochs go on from {epoch:,}; {fences:,} fences were forgotten")
+
+
+def _environment(place: Home, state_dsn: str, queue_dsn: str, data_dsn: str) -> str:
+    from tracelake.dev.home import QUEUE_ROLE
+    from tracelake.dev.role_dsn import audit_dsn, catalog_dsn, role_dsn
+    from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+    from tracelake.tokens.worker_tokens import first_token
+
+    writing, reading = place.data_secrets(), place.reading_secrets()
+    lines = {
+        "TRACELAKE_WORKER_TOKEN": first_token(place.worker_tokens),
+        "TRACELAKE_QUEUE_DSN": role_dsn(queue_dsn, QUEUE_ROLE, place.secrets().queue_password),
+        "TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE, writing.writer_password),
+        "TRACELAKE_STAGING_DSN": role_dsn(data_dsn, STAGING_ROLE, writing.staging_password),
+        "TRACELAKE_READING_DSN": role_dsn(data_dsn, READER_ROLE, reading.reader_password),
+        "TRACELAKE_CATALOG_DSN": catalog_dsn(state_dsn, place.query_secrets()),
+        "TRACELAKE_AUDIT_DSN": audit_dsn(state_dsn, place.query_secrets()),
+    }
+    return "".join(f"{name}='{value}'\n" for name, value in lines.items())
+
+
+@contextmanager
+def _embedded(home: Path) -> Iterator[tuple[str, str]]:
+    """The home's own databases, which nobody else may be using."""
+    from tracelake.dev.home import DATA_DATABASE, STATE_DATABASE, Home
+    from tracelake.embedded_postgres import Cluster
+
+    if not (home / "postgres").is_dir():
+        raise Invalid("NoDatabases", f"{home} has no databases of its own: name them by their DSNs")
+    place = Home(home)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(place.locked())
+        except Conflict:
+            raise Conflict("HomeInUse", f"a stack runs on {home}: stop it first") from None
+        state = stack.enter_context(Cluster(place.state_cluster, name="state"))
+        data = stack.enter_context(Cluster(place.data_cluster, name="data"))
+        yield state.dsn(STATE_DATABASE), data.dsn(DATA_DATABASE)

@@ -1,0 +1,45 @@
+"""The Query Service as a part: the same command that people run, on the stack's databases.
+
+It listens before these and the Dispatcher are there, and finds them when it is asked something.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tracelake.dev.addresses import Addresses
+from tracelake.dev.child_process import ChildSpec
+from tracelake.dev.handle import QueryHandle, read_handle, remove_handle
+from tracelake.dev.home import Home
+
+NAME = "query"
+QUERY_FILE = "query.json"
+START_SECONDS = 60.0
+
+
+def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
+    """The Dispatcher's address comes from the file that it writes."""
+    file = home.folder / QUERY_FILE
+    inherited = {name: value for name, value in os.environ.items() if name != "TRACELAKE_INTERNAL_URL"}
+
+    def argv() -> list[str]:
+        remove_handle(file)
+        return [
+            *(sys.executable, "-m", "tracelake", "query-service", "--home", str(home.folder)),
+            *("--port", str(addresses.ports.query), "--ready-file", str(file)),
+        ]
+
+    def ready(pid: int) -> bool:
+        handle = read_handle(file, QueryHandle)
+        return handle is not None and handle.pid == pid
+
+    return ChildSpec(
+        name=NAME,
+        argv=argv,
+        ready=ready,
+        folder=home.folder,
+        log=home.logs / f"{NAME}.log",
+        env=lambda: {**inherited, **addresses.for_queries()},
+        start_timeout=START_SECONDS,
+    )
