@@ -1,1 +1,1 @@
-"""The demo: one DAG through Spark, Python and a sandboxed function, with things killed on the way."""
+"""The demo: a chain becomes tables, alerts and answers, with things killed on the way."""

@@ -29,21 +29,37 @@ def count_logs(chain: DevChain, start: int, end: int) -> int:
 
 def count_transfers(chain: DevChain, start: int, end: int) -> int:
     """Transfers of coins: those of collectibles have the same signature and one topic more."""
-    return sum(
-        log["topics"][:1] == [_TRANSFER]
-        and len(log["topics"]) == _TOPICS_OF_A_COIN
-        and len(log["data"]) == _WORD
+    return sum(map(_is_transfer, _logs(chain, start, end)))
+
+
+def large_transfers(chain: DevChain, start: int, end: int, least: int) -> set[str]:
+    """Their transactions and places, as alerts name them. Amounts are compared as the watchers compare them."""
+    return {
+        f"{log['transactionHash']}:{int(log['logIndex'], 16)}"
         for log in _logs(chain, start, end)
-    )
+        if _is_transfer(log) and float(int(log["data"], 16)) >= float(least)
+    }
+
+
+def standing_alerts(client: Client) -> set[str]:
+    found = client.query_rows("SELECT dedupe_key FROM alerts WHERE retracted_at IS NULL")
+    return {str(key) for (key,) in found.rows}
+
+
+def retracted_alerts(client: Client) -> int:
+    [[count]] = client.query_rows("SELECT count(*) FROM alerts WHERE retracted_at IS NOT NULL").rows
+    return int(count)
+
+
+def queried_hashes(client: Client) -> list[str]:
+    """Of the compacted dataset of blocks by the Query Service, wherever the rows are."""
+    found = client.query_rows("SELECT block_hash FROM blocks ORDER BY block_number")
+    return [str(value) for (value,) in found.rows]
 
 
 def stored_hashes(client: Client, dataset: str) -> list[str]:
     """Of a dataset of blocks in Parquet, in the order of the blocks."""
     return ["0x" + value.hex() for value in _column(client, dataset, "block_hash")]
-
-
-def stored_rows(client: Client, dataset: str) -> int:
-    return sum(partition.row_count or 0 for partition in client.partitions(dataset, limit=1000).partitions)
 
 
 def hot_hashes(client: Client, data_dsn: str, dataset: str) -> list[str]:
@@ -70,6 +86,14 @@ def _column(client: Client, dataset: str, column: str) -> Iterator[bytes]:
     for partition in client.partitions(dataset, limit=1000).partitions:
         for location in partition.files:
             yield from pq.read_table(unquote(urlsplit(location).path)).column(column).to_pylist()
+
+
+def _is_transfer(log: dict[str, Any]) -> bool:
+    return (
+        log["topics"][:1] == [_TRANSFER]
+        and len(log["topics"]) == _TOPICS_OF_A_COIN
+        and len(log["data"]) == _WORD
+    )
 
 
 def _logs(chain: DevChain, start: int, end: int) -> Iterator[dict[str, Any]]:

@@ -40,7 +40,14 @@ def stack(folder: Path, chain_url: str) -> Iterator[DevHandle]:
     pools.write_text(f'[pools.main]\n[[pools.main.endpoints]]\nname = "devchain"\nurl = "{chain_url}"\n')
     pools.chmod(0o600)
     command = [sys.executable, "-m", "tracelake", "dev", "--home", str(home), "--rpc-pools", str(pools)]
-    command += ["--user-port", "0", "--internal-port", "0"]
+    command += [
+        "--user-port",
+        "0",
+        "--internal-port",
+        "0",
+        "--operators",
+        "tracelake.dev.demo.watch_operator",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None

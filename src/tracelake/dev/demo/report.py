@@ -1,0 +1,123 @@
+"""What came of it: three queries over the tables, and every table beside the chain itself."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from tracelake.dev.demo import check
+from tracelake.dev.demo.scenario import CHUNK, CHUNKS, LARGE, PAST, Scenario
+
+QUERIES = {
+    "the past, from Parquet": """
+        SELECT count(*) AS blocks, sum(gas_used) AS gas, max(timestamp) AS until FROM old_blocks""",
+    "the present, Parquet and Postgres as one table": """
+        SELECT count(*) AS logs, count(DISTINCT address) AS contracts, max(block_number) AS last FROM logs""",
+    "alerts": """
+        SELECT token, count(*) AS alerts, count(retracted_at) AS retracted
+        FROM alerts GROUP BY token ORDER BY alerts DESC, token LIMIT 3""",
+}
+
+
+class Report:
+    def __init__(self, console: Console, scenario: Scenario) -> None:
+        self._console = console
+        self._scenario = scenario
+        self._client = scenario.client
+
+    def show_queries(self) -> None:
+        for title, sql in QUERIES.items():
+            began = time.monotonic()
+            found = self._client.query_rows(sql)
+            took = (time.monotonic() - began) * 1000
+            table = Table(*found.columns, title=f"{title}, in {took:.0f} ms", title_justify="left", box=None)
+            for row in found.rows:
+                table.add_row(*map(_shown, row))
+            self._console.print()
+            self._console.print(table)
+
+    def show_checks(self) -> int:
+        checks = [*self._history(), *self._present(), *self._alerts()]
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        for what, figure, held, text in checks:
+            table.add_row(
+                what, figure, f"[green]✓[/green] {text}" if held else f"[red]✗ not so:[/red] {text}"
+            )
+        scenario = self._scenario
+        rate = PAST / scenario.history_seconds if scenario.history_seconds else 0.0
+        table.add_row("history", f"{rate:,.0f} blocks/s", "with two kills in it, every block proven")
+        table.add_row(
+            "lag of the tip", f"{scenario.lag_seconds * 1000:.0f} ms", "from mined to stored, median"
+        )
+        table.add_row("time", f"{time.monotonic() - scenario.began:.1f} s", "from the deploy to here")
+        self._console.print()
+        self._console.print(table)
+        return 0 if all(held for _, _, held, _ in checks) else 1
+
+    def _history(self) -> list[tuple[str, str, bool, str]]:
+        chain, client = self._scenario.chain, self._client
+        tasks = client.tasks(dag="demo", job="history", limit=1000).tasks
+        pieces = client.explain_range("old_blocks", start=0, end=PAST - 1, limit=1000).pieces
+        spans = [(each.start, each.end) for each in pieces]
+        again = sum(max(0, task.attempt - 1) for task in tasks)
+        past = check.stored_hashes(client, "old_blocks")
+        return [
+            (
+                "chunks of the past",
+                f"{len(spans)}",
+                spans == [(start, start + CHUNK - 1) for start in range(0, PAST, CHUNK)]
+                and len(tasks) == CHUNKS,
+                "each exactly once",
+            ),
+            (
+                "ranges verified",
+                f"{sum(each.verified == 'full' for each in pieces)}",
+                all(each.verified == "full" for each in pieces),
+                "every root and hash recomputed",
+            ),
+            ("blocks in Parquet", f"{len(past):,}", past == check.hashes(chain, 0, PAST - 1), "hash by hash"),
+            ("attempts taken over", f"{again}", again > 0, "from the worker that was killed"),
+        ]
+
+    def _present(self) -> list[tuple[str, str, bool, str]]:
+        scenario, client, chain = self._scenario, self._client, self._scenario.chain
+        present = check.hot_hashes(client, scenario.data_dsn, "live_blocks")
+        both = check.queried_hashes(client)
+        compacted = len(client.partitions("blocks", limit=1000).partitions)
+        transfers = check.hot_rows(client, scenario.data_dsn, "transfers")
+        wanted = check.hashes(chain, PAST, chain.head)
+        return [
+            ("blocks in Postgres", f"{len(present):,}", present == wanted, "after the reorg"),
+            (
+                "compacted and hot",
+                f"{len(both):,}",
+                both == wanted and compacted > 0,
+                f"as one table; {compacted} ranges of it are Parquet",
+            ),
+            (
+                "transfers decoded",
+                f"{transfers:,}",
+                transfers == check.count_transfers(chain, PAST, chain.head),
+                "none of the old fork",
+            ),
+        ]
+
+    def _alerts(self) -> list[tuple[str, str, bool, str]]:
+        chain = self._scenario.chain
+        standing, retracted = check.standing_alerts(self._client), check.retracted_alerts(self._client)
+        return [
+            (
+                "alerts standing",
+                f"{len(standing)}",
+                standing == check.large_transfers(chain, PAST, chain.head, LARGE),
+                "the large transfers of the chain as it is",
+            ),
+            ("alerts retracted", f"{retracted}", retracted > 0, "their blocks are gone"),
+        ]
+
+
+def _shown(value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text if len(text) <= 24 else f"{text[:12]}…{text[-6:]}"
