@@ -20,7 +20,7 @@ help: ## Show this list
 
 install: $(STAMP) ## Make .venv and install exactly the locked versions
 
-demo: $(STAMP) ## Show it at work: a chain becomes tables, through two kills and a reorg
+demo: $(STAMP) ## Show it at work: a chain becomes tables, alerts and answers, through two kills and a reorg
 	$(PY) -m tracelake.dev.demo
 
 test: $(STAMP) ## Run the tests (PYTEST_ARGS="-k claim -x" runs some of them)

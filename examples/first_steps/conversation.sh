@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Talks to a running Dispatcher with curl alone: deploy, trigger, claim, heartbeat, complete, and the
-# downstream task. Usage: conversation.sh READY_FILE   (dev.json, or what --ready-file wrote)
+# downstream task. Usage: conversation.sh READY_FILE   (dev.json of `tracelake dev --no-workers`, or what --ready-file wrote)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 get() { python3 -c 'import json, sys

@@ -43,7 +43,7 @@ def open_files() -> list[str]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(path for path in found if path.endswith(".parquet") or "memfd" in path)
+    return sorted(path for path in found if path.endswith(".parquet") or "memfd:hot-rows" in path)
 
 
 async def chain(scene: QueryScene, blocks: int = 35) -> QueryScene:

@@ -112,8 +112,10 @@ def test_the_file_of_the_running_stack_is_found(tmp_path: Path, node: RunningCha
         ("state_dsn", "data_dsn", "queue_dsn", "data_write_dsn", "staging_dsn", "data_read_dsn"),
         "postgresql:",
     )
-    urls = dict.fromkeys(("user_url", "internal_url", "worker_token", "user_token", "object_root"), "")
-    handle = DevHandle(query_url=None, operators=(), rpc_pools=str(file), pids={}, **nowhere, **urls)
+    urls = dict.fromkeys(
+        ("user_url", "internal_url", "query_url", "worker_token", "user_token", "object_root"), ""
+    )
+    handle = DevHandle(operators=(), rpc_pools=str(file), pids={}, **nowhere, **urls)
     write_handle(tmp_path / DEV_FILE, handle)
     assert run("main", "--home", str(tmp_path))[0] == 0
     assert [finding.verdict for finding in check_rpc_pools(tmp_path)] == [Verdict.OK]

@@ -8,11 +8,13 @@ is 0 only if everything that is stored and standing in the end is what the chain
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psycopg
 from rich.console import Console
 
 from tracelake.client import Client
@@ -51,5 +53,7 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except TracelakeError as error:
-        sys.exit(f"error: {error.message}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (TracelakeError, psycopg.Error, subprocess.TimeoutExpired) as error:
+        sys.exit(f"error: {error}")

@@ -23,10 +23,6 @@ def hashes(chain: DevChain, start: int, end: int) -> list[str]:
     return [block.hash for block in chain.blocks(start, end)]
 
 
-def count_logs(chain: DevChain, start: int, end: int) -> int:
-    return sum(1 for _ in _logs(chain, start, end))
-
-
 def count_transfers(chain: DevChain, start: int, end: int) -> int:
     """Transfers of coins: those of collectibles have the same signature and one topic more."""
     return sum(map(_is_transfer, _logs(chain, start, end)))

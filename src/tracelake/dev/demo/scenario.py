@@ -9,6 +9,7 @@ import statistics
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class Scenario:
         self.chain = chain
         self.folder = folder
         self.began = time.monotonic()
+        self._deadline = time.monotonic() + DEADLINE_SECONDS
+        self._done = 0
         self.history_seconds = 0.0
         self.lag_seconds = 0.0
         self.replaced = (0, 0)
@@ -94,7 +97,7 @@ class Scenario:
             bar = progress.add_task("history", total=PAST)
 
             def all_done() -> bool:
-                done = self._completed("history")
+                done = self._chunks_done()
                 progress.update(bar, completed=done * CHUNK)
                 if to_kill and done >= to_kill[0][1]:
                     part, _ = to_kill.pop(0)
@@ -102,39 +105,45 @@ class Scenario:
                     progress.console.print(f"  killed {part} (SIGKILL); it is started again by itself")
                 return done == CHUNKS
 
-            wait(all_done)
+            self._wait(all_done)
         self.history_seconds = time.monotonic() - self.began
 
     def measure_the_lag(self) -> None:
         """From mined to stored, some times over."""
-        wait(self._is_followed)
+        self._wait(self._is_followed)
         lags = []
         for _ in range(_LAGS):
             head, seen = self.chain.head, time.monotonic()
             while self.chain.head == head:
                 time.sleep(0.005)
                 seen = time.monotonic()
-            wait(self._is_followed, pause=0.005)
+            self._wait(self._is_followed, pause=0.005)
             lags.append(time.monotonic() - seen)
         self.lag_seconds = statistics.median(lags)
 
     def change_the_present(self) -> None:
         """A reorg that takes alerts with it, once there are some to take."""
-        wait(lambda: self._is_followed() and self._alerts_stand())
+        self._wait(lambda: self._is_followed() and self._alerts_stand())
         head = self.chain.reorg(REORG_DEPTH)
         self.replaced = (head - REORG_DEPTH + 1, head)
         self.console.print(f"  the chain replaced its blocks {self.replaced[0]:,} to {head:,} by others")
 
     def settle(self) -> None:
         """The chain stands still; everything that follows from it comes to its end."""
-        wait(lambda: self._is_followed() and self._is_compacted() and self._alerts_stand())
+        self._wait(lambda: self._is_followed() and self._is_compacted() and self._alerts_stand())
 
-    def _completed(self, job: str) -> int:
-        """None of them while the Dispatcher is away."""
-        try:
-            return len(self.client.tasks(dag="demo", job=job, status="Completed", limit=1000).tasks)
-        except Unavailable:
-            return 0
+    def _wait(self, is_so: Callable[[], bool], pause: float = 0.2) -> None:
+        """What never comes is for the report to say; all waits together have one deadline."""
+        while not is_so() and time.monotonic() < self._deadline:
+            time.sleep(pause)
+
+    def _chunks_done(self) -> int:
+        """As many as were done when the Dispatcher was last there."""
+        with suppress(Unavailable):
+            self._done = len(
+                self.client.tasks(dag="demo", job="history", status="Completed", limit=1000).tasks
+            )
+        return self._done
 
     def _is_followed(self) -> bool:
         try:
@@ -160,13 +169,6 @@ class Scenario:
             )
         except TracelakeError:
             return False
-
-
-def wait(is_so: Callable[[], bool], pause: float = 0.2) -> None:
-    """What never comes is for the report to say."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(pause)
 
 
 def _text(name: str) -> str:

@@ -150,6 +150,9 @@ class OperatorHost:
         """Returns when the host and all that it started is gone."""
         await self._gone.wait()
 
+    def has_ended(self) -> bool:
+        return self._gone.is_set()
+
     async def stop(self) -> None:
         self._launched.hang_up()
         await self._gone.wait()

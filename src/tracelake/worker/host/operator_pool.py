@@ -138,7 +138,7 @@ class OperatorPool:
         died.add_done_callback(lambda _: self._gap.set())
         pause = _PAUSE
         try:
-            while not died.done():
+            while not (died.done() or self._host.has_ended()):
                 await self._gap.wait()
                 self._gap.clear()
                 while self._lacking() and not died.done():
@@ -146,6 +146,9 @@ class OperatorPool:
                         await self._add()
                         pause = _PAUSE
                     except TracelakeError as error:
+                        if self._host.has_ended():
+                            # What the process died of then isn't what those who wait need to hear.
+                            break
                         _log.warning("operator_not_started", error=error.message, retry_in=pause)
                         self._disappoint(error)
                         await asyncio.sleep(pause)
