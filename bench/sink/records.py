@@ -17,7 +17,10 @@ COLUMNS = {
     "seen_at": "timestamptz",
 }
 UNIQUE = ["org_id", "dedupe_key"]
-WRITTEN = (*COLUMNS, "position", "producer", "scope_start", "scope_end", "revision", "written_at")
+WRITTEN = (
+    *COLUMNS,
+    *("position", "producer", "scope_start", "scope_end", "revision", "made_at_revision", "written_at"),
+)
 _SEEN_AT = "2026-01-02T03:04:05.123456Z"
 
 Record = dict[str, str | int]
@@ -52,7 +55,7 @@ def as_json(batch: list[Record]) -> bytes:
 
 def as_csv(batch: list[Record], org_id: UUID, first: int) -> bytes:
     """The rows that the sink makes of a batch, as COPY takes them."""
-    ends = ("bench/publisher", "0", "9", "0", _SEEN_AT)
+    ends = ("bench/publisher", "0", "9", "0", "0", _SEEN_AT)
     lines = (
         ",".join((str(org_id), *map(str, record.values()), str(first + place), *ends))
         for place, record in enumerate(batch)

@@ -31,6 +31,7 @@ from uuid import UUID
 import httpx
 import msgspec
 
+from tracelake.client_extra import need
 from tracelake.contracts.buffers import (
     BufferDetail,
     BufferPage,
@@ -107,6 +108,7 @@ class _FieldProblem(msgspec.Struct, frozen=True):
     field: str = ""
     message: str = ""
     line: int | None = None
+    column: int | None = None
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -152,6 +154,7 @@ class Client:
         """One SELECT over published datasets, as a ``pyarrow.Table`` (with ``to_pandas`` and ``to_polars``).
 
         Without a ``limit``, all rows that the service gives at once; if there would have been more, it warns."""
+        need("pyarrow")
         from tracelake.query_result import QueryResult, ResultTruncated
 
         with self.query_stream(sql, params, limit=limit) as answer:
@@ -172,6 +175,7 @@ class Client:
         self, sql: str, params: Params | None = None, *, limit: int | None = None
     ) -> Iterator[QueryStream]:
         """An answer that is being read: its schema and how many rows there are, then its batches."""
+        need("pyarrow")
         from tracelake.query_stream import QueryStream
 
         request = _request(sql, params, limit)
@@ -405,7 +409,9 @@ class Client:
             return self._stranger()
         found = problem.errors or []
         if problem.reason == "InvalidDag" and found:
-            return errors.InvalidDag([errors.DagProblem(e.line or 1, e.field, e.message) for e in found])
+            return errors.InvalidDag(
+                [errors.DagProblem(e.line or 1, e.column or 1, e.field, e.message) for e in found]
+            )
         detail = problem.detail
         if len(found) > 1:
             detail = "; ".join(f"{each.field}: {each.message}" for each in found)

@@ -18,6 +18,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from tracelake.client_extra import need
+
 if TYPE_CHECKING:
     import polars
 
@@ -66,8 +68,14 @@ class QueryResult:
     def to_arrow(self) -> pa.Table:
         return self._table
 
+    def to_pandas(self, **options: Any) -> Any:
+        """A ``pandas.DataFrame``, by the options of ``pyarrow.Table.to_pandas``; needs pandas."""
+        need("pandas")
+        return self._table.to_pandas(**options)
+
     def to_polars(self) -> polars.DataFrame:
         """Needs polars; the columns aren't copied."""
+        need("polars")
         import polars
 
         return polars.DataFrame(self._table)

@@ -20,6 +20,8 @@ from tracelake.domain.errors import BadRequest, Invalid, Unavailable
 DEFAULT_HOME = Path(".tracelake")
 DEV_FILE = "dev.json"
 DISPATCHER_FILE = "dispatcher.json"
+USER_PORT = 8600
+INTERNAL_PORT = 8601
 NOT_RUNNING = "StackNotRunning"
 UNOPENED = "TokenMissing"
 

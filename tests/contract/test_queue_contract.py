@@ -113,6 +113,17 @@ async def test_a_batch_comes_in_the_order_of_publishing(queue: Queue) -> None:
     assert [message.id for message in first + second] == ids
 
 
+async def test_a_receive_takes_no_more_than_the_bytes_that_it_may(queue: Queue) -> None:
+    await queue.publish("work", [{"n": n, "text": "x" * 100_000} for n in range(6)] + [{"n": 6}, {"n": 7}])
+    taken: list[list[Message]] = []
+    while sum(len(messages) for messages in taken) < 8:
+        taken.append(await queue.receive("work", max_messages=100, wait_seconds=5, max_bytes=250_000))
+    assert [len(messages) for messages in taken] == [3, 3, 2]
+    assert [message.body["n"] for messages in taken for message in messages] == list(range(8))
+    await queue.publish("work", [{"text": "x" * 100_000}])
+    assert len(await queue.receive("work", max_bytes=1)) == 1, "one always comes, or a large one never would"
+
+
 async def test_an_empty_batch_publishes_nothing(queue: Queue) -> None:
     assert await queue.publish("work", []) == []
     assert await queue.depths() == {}
@@ -390,6 +401,7 @@ async def test_arguments_out_of_range_are_refused(queue: Queue) -> None:
     for arguments in (
         {"max_messages": 0},
         {"max_messages": 1001},
+        {"max_bytes": 0},
         {"wait_seconds": -1},
         {"visibility_seconds": float("nan")},
         {"visibility_seconds": 1e9},

@@ -216,7 +216,7 @@ def test_a_broken_file_is_told_with_all_its_problems(stack: DevStack, tmp_path: 
     refused = stack.run(command, file)
     assert (refused.returncode, refused.stdout) == (2, "")
     lines = refused.stderr.splitlines()
-    assert [line.split(": ")[0] for line in lines] == [f"{file}:5", f"{file}:7", f"{file}:10"]
+    assert [line.split(": ")[0] for line in lines] == [f"{file}:5:5", f"{file}:7:24", f"{file}:10:5"]
     assert [line.split(": ")[1] for line in lines] == [
         "jobs[0].runtime",
         "jobs[0].inputs[0].from.job",
@@ -227,7 +227,7 @@ def test_a_broken_file_is_told_with_all_its_problems(stack: DevStack, tmp_path: 
 def test_a_file_comes_from_standard_input_too(stack: DevStack) -> None:
     refused = stack.run("plan", "-", stdin="name: x\nworks: 1\n")
     assert refused.returncode == 2
-    assert "<stdin>:2: works: " in refused.stderr
+    assert "<stdin>:2:1: works: " in refused.stderr
 
 
 def test_what_is_no_yaml_at_all_has_the_same_exit_code(stack: DevStack, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_dag_with_a_bundle_that_was_never_pushed_is_refused_at_its_line(
     file.write_text(DAG.replace("NAME", "never").replace("BUNDLE", "sha256:" + "0" * 64))
     done = stack.run("deploy", file)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"{file}:8: jobs[1].udf.bundle: is not here")
+    assert done.stderr.startswith(f"{file}:8:12: jobs[1].udf.bundle: is not here")
 
 
 def test_what_cannot_be_a_bundle_is_refused_before_it_is_sent(

@@ -21,7 +21,8 @@ SELECT lpad(to_hex(n), 32, '0')::uuid, j.org_id, j.job_id,
        CASE WHEN n % 100 = 99 THEN 'Failed' WHEN n % 100 = 98 THEN 'Canceled' ELSE 'Completed' END,
        CASE WHEN j.name <> 'up' THEN n * 10 END, CASE WHEN j.name <> 'up' THEN n * 10 + 9 END,
        CASE WHEN j.name <> 'up' THEN '0;0' END, 1, 'Completed', 'w', lpad(to_hex(n), 32, 'f')::uuid, tl_now(), n,
-       '[]', '{}', tl_now() - interval '1 day'
+       CASE WHEN j.name = 'up' THEN jsonb_build_array(jsonb_build_object(
+           'input_index', 0, 'after', n * 10 - 1, 'upto', n * 10 + 9)) ELSE '[]' END, '{}', tl_now() - interval '1 day'
 FROM generate_series(1, 1000000) n
 JOIN j ON j.name = CASE WHEN n % 10 = 9 THEN 'up' WHEN n % 10 = 8 THEN 'next' ELSE 'work' END;
 INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at, ended_at, outcome, result)

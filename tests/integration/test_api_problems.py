@@ -160,12 +160,12 @@ async def test_queries_are_refused_by_name(api: Surfaces, path: str, field: str)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
-async def test_an_invalid_dag_lists_every_problem_with_its_line(api: Surfaces) -> None:
+async def test_an_invalid_dag_lists_every_problem_with_its_place(api: Surfaces) -> None:
     answer = await api.person.post("/v1/dags", content="name: x\njobs:\n  - { name: a }\n  - { name: a }\n")
     assert (answer.status_code, answer.json()["reason"]) == (422, "InvalidDag")
     errors = answer.json()["errors"]
     assert len(errors) > 1
-    assert all({"line", "field", "message"} <= error.keys() for error in errors)
+    assert all({"line", "column", "field", "message"} <= error.keys() for error in errors)
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"a: \0", b"- " * 5000, b"{" * 5000, b"&a [*a]", b"a: 1e999"])

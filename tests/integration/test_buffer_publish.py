@@ -406,6 +406,48 @@ async def test_an_update_that_has_nothing_new_to_read_retracts_what_was_taken_ba
     assert (after.scope_start, after.scope_end) == (95, 97)
 
 
+@pytest.mark.parametrize("how", ["failed", "canceled"])
+async def test_what_an_attempt_had_published_that_was_given_up_is_retracted(
+    api: Surfaces, talk: Conversation, how: str
+) -> None:
+    follower = source("follow", kind="always_on", storage="postgres")
+    watch = reactive("watch", "follow", strategy="PerUpdate")
+    await talk.deploy(dag(follower, watch, publish={"alerts": buffered()}))
+    lease = await talk.lease("follow")
+    uuid = await talk.dataset("follow")
+    await talk.emit(lease, EventIn(dataset_uuid=uuid, cursor=99))
+    await (await publisher(api, talk)).complete()
+    await talk.emit(lease, EventIn(dataset_uuid=uuid, cursor=105))
+    lost = await publisher(api, talk)
+    await lost.publish([{"key": "k", "block_number": 103}])
+    if how == "failed":
+        await lost.complete(status="Failed", error_message="x", retryable=False)
+    else:
+        await talk.cancel(lost.task_id)
+    await talk.emit(lease, taken_back(uuid, 100, 105), EventIn(dataset_uuid=uuid, cursor=107, revision=1))
+    await (await publisher(api, talk)).complete()
+    [published, retract] = await messages(talk)
+    assert isinstance(retract, BufferRetract)
+    assert (retract.scope_start, retract.scope_end) == (100, 107)
+    assert published.revision < retract.revision
+
+
+async def test_a_reorg_of_any_input_retracts_what_was_made_of_it(api: Surfaces, talk: Conversation) -> None:
+    heads = [source(name, kind="always_on", storage="postgres") for name in ("one", "two")]
+    watch = reactive("watch", "one", "two", strategy="PerUpdate")
+    await talk.deploy(dag(*heads, watch, publish={"alerts": buffered()}))
+    leases = [await talk.lease(name) for name in ("one", "two")]
+    for name, lease in zip(("one", "two"), leases, strict=True):
+        await talk.emit(lease, EventIn(dataset_uuid=await talk.dataset(name), cursor=110))
+    first = await publisher(api, talk)
+    await first.publish([{"key": "k", "block_number": 103}])
+    await first.complete()
+    uuid = await talk.dataset("two")
+    await talk.emit(leases[1], taken_back(uuid, 100, 105), EventIn(dataset_uuid=uuid, cursor=110, revision=1))
+    await (await publisher(api, talk)).complete()
+    assert [span[:2] for span in await retractions(talk)] == [(100, 110)]
+
+
 async def test_what_a_new_generation_publishes_outranks_the_one_before_and_so_does_a_rollback(
     api: Surfaces, talk: Conversation
 ) -> None:

@@ -44,9 +44,10 @@ from tracelake.dispatcher.steps.retry_task import retry_task
 from tracelake.dispatcher.steps.rewake_queued import rewake_queued
 from tracelake.dispatcher.steps.save_state import save_state
 from tracelake.dispatcher.steps.watch_sources import watch_sources
+from tracelake.domain.block_range import BlockRange
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
-from tracelake.store import outbox, reconcile
+from tracelake.store import invalidations, outbox, reconcile
 from tracelake.store.db import Connection, Database, Row, open_pool
 from tracelake.store.jobs import JobCards
 from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source, taken_back
@@ -307,6 +308,9 @@ async def upkeep(talk: Conversation) -> None:
     [up] = await talk.query("SELECT job_id FROM job WHERE name = 'up'")
     await db.run(lambda tx: reconcile.missing_scopes(tx, work["job_id"], 0, None, 1000))
     await db.run(lambda tx: reconcile.last_update(tx, up["job_id"]))
+    [made] = await talk.query("SELECT dataset_version FROM dataset_version WHERE job_id = $1", work["job_id"])
+    beyond = BlockRange(FAR + 1000, FAR + 1009)
+    await db.run(lambda tx: invalidations.rewind_consumers(tx, made["dataset_version"], beyond, 1))
 
 
 async def functions(pool: asyncpg.Pool, plans: Plans) -> None:

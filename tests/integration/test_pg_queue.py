@@ -214,7 +214,7 @@ async def receive_plan(connection: asyncpg.Connection[Any], queue: str) -> tuple
     transaction = connection.transaction()
     await transaction.start()
     rows = await connection.fetch(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + QUERIES.receive, queue, 10, 60.0, 10, FRONT
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + QUERIES.receive, queue, 10, 60.0, 10, FRONT, None
     )
     await transaction.rollback()
     [plan] = json.loads(rows[0][0])

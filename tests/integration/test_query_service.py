@@ -179,6 +179,7 @@ async def test_what_ends_badly_is_explained_audited_and_quoted_nowhere(
     assert (row["outcome"], row["reason"], row["rows"]) == (outcome, reason, 0)
     assert row["sql_sha256"] == hashlib.sha256(sql.encode()).digest()
     assert sql not in str(row)
+    assert (row["bytes_scanned"] > 0) == (outcome == "failed")
     assert (await port.rows("SELECT 1")) == [[1]]
 
 
@@ -216,6 +217,35 @@ async def test_a_client_that_goes_away_takes_its_query_with_it(port: QueryPort) 
         'tracelake_queries_total{caller="user",outcome="canceled"} 1.0'
         in (await port.http.get("/metrics")).text
     )
+
+
+BOMBS = {
+    "nulls in a list": "SELECT list_resize([NULL], 20000000)",
+    "a list that is allowed": "SELECT list_resize([NULL], 1000000)",
+    "columns of nulls": " ".join(["SELECT", ",".join(["NULL"] * 5000), "FROM range(8192)"]),
+    "rows of nulls": " ".join(["SELECT", ",".join(["NULL"] * 100), "FROM range(20000)"]),
+    "long names": "".join(["SELECT list_transform(range(20000), lambda x: {'", "n" * 10_000, "': NULL})"]),
+}
+
+
+async def test_a_result_of_values_without_bytes_is_bounded_and_others_are_served_meanwhile(
+    port: QueryPort,
+) -> None:
+    ends = {}
+    for name, sql in BOMBS.items():
+        for accept in ("application/json", ARROW_STREAM):
+            asking = asyncio.create_task(port.ask(sql, accept=accept, limit=1_000_000))
+            while not asking.done():
+                assert (await port.http.get("/healthz")).status_code == 200
+            answer = await asking
+            ends[name] = "answered" if answer.status_code == 200 else answer.json()["reason"]
+    assert ends == {
+        "nulls in a list": "ResultTooLarge",
+        "a list that is allowed": "answered",
+        "columns of nulls": "ResultTooWide",
+        "rows of nulls": "answered",
+        "long names": "ResultTooLarge",
+    }
 
 
 async def eventually_metric(port: QueryPort, line: str) -> None:

@@ -284,3 +284,22 @@ async def test_callers_are_served_in_their_order_and_turned_away_when_there_are_
 
     assert order == [0, 2, 3]
     assert slots.confined
+
+
+async def test_one_caller_leaves_a_slot_to_others_however_much_it_asks(slots: Slots) -> None:
+    served: list[str] = []
+
+    async def ask_as(key: str) -> None:
+        async with slots.take(30, key=key):
+            served.append(key)
+
+    async with slots.take(30, key="greedy"):
+        more = asyncio.ensure_future(ask_as("greedy"))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="of your queries"):
+            async with slots.take(30, key="greedy"):
+                pass
+        await ask_as("other")
+        assert served == ["other"]
+    await more
+    assert served == ["other", "greedy"]

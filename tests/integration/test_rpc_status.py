@@ -93,7 +93,9 @@ def test_a_pool_without_an_endpoint_that_works_is_a_failure(tmp_path: Path, node
 
 
 def test_what_cannot_be_shown_is_explained(tmp_path: Path, node: RunningChain) -> None:
-    with pytest.raises(TracelakeError, match=r"there is no .*rpc\.toml: it says where chains are read from"):
+    with pytest.raises(
+        TracelakeError, match=r"there is no .*rpc\.toml: it says where chains are read from; `tracelake init`"
+    ):
         run("--home", str(tmp_path))
     write(tmp_path, main={"good": node.url})
     with pytest.raises(TracelakeError, match="has no pool 'man': it has main"):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
@@ -17,6 +17,8 @@ from tracelake.contracts.dispatcher_api import HeartbeatResponse, PayloadInput
 from tracelake.domain.dag.model import ColumnType
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.hot.install import WRITER_ROLE
+from tracelake.objects.layout import batch_location
+from tracelake.objects.prefix import ObjectLocation
 from tracelake.operators.postgres_input import scan_of_input
 from tracelake.operators.spark_postgres_input import splits
 from tracelake.sink import drain
@@ -178,6 +180,31 @@ async def test_a_large_batch_is_read_from_its_artifact(scene: SinkScene) -> None
     ]
 
 
+async def test_an_artifact_is_emptied_once_its_records_are_rows_and_its_message_may_come_again(
+    scene: SinkScene,
+) -> None:
+    def lying(batch_id: UUID) -> ObjectLocation:
+        return batch_location(scene.objects.root, scene.output.dataset_uuid, batch_id)
+
+    written, refused = uuid4(), uuid4()
+    await scene.objects.put(lying(written), b'[{"key": "a", "note": "x"}]')
+    await scene.objects.put(lying(refused), b'[{"nope": 1}]')
+    body = await scene.publish(records=None, artifact=lying(written).uri, batch_id=written)
+    await scene.publish(records=None, artifact=lying(refused).uri, batch_id=refused)
+    await scene.publish(records=None, artifact=lying(refused).uri)
+    async with scene.sinking():
+
+        async def emptied() -> bool:
+            return await scene.objects.read(lying(written), 100) == b"[]"
+
+        await scene.until("the artifact to be emptied", emptied)
+        await scene.put(body)
+        await scene.until_drained()
+    assert await scene.notes() == {"a": "x"}
+    assert len(scene.listener.letters) == 2
+    assert await scene.objects.read(lying(refused), 100) == b'[{"nope": 1}]', "a dead letter may be replayed"
+
+
 @pytest.mark.parametrize("retraction_first", [True, False])
 async def test_a_retraction_gives_the_same_before_and_after_the_republished_rows(
     scene: SinkScene, retraction_first: bool
@@ -213,7 +240,19 @@ async def test_columns_that_a_deploy_adds_reach_a_running_sink(scene: SinkScene)
     assert await scene.rows("SELECT key, amount FROM {} WHERE amount IS NOT NULL") == [
         ("new", Decimal("1.5"))
     ]
+    assert scene.listener.schema_questions == 1
+
+
+async def test_batches_of_several_older_schemas_in_turn_ask_for_the_schema_once_each(
+    scene: SinkScene,
+) -> None:
+    for turn in range(10):
+        await scene.publish(record(f"{turn}"), schema_hash=f"sha256:older {turn % 2}")
+    async with scene.sinking():
+        await scene.until_drained()
+    assert len(await scene.notes()) == 10
     assert scene.listener.schema_questions == 2
+    assert len(await scene.rows("SELECT DISTINCT written_at FROM {}")) == 1, "they are one portion"
 
 
 async def test_a_consumer_reads_what_was_written_after_its_cursor_and_a_changed_row_comes_again(
@@ -368,6 +407,7 @@ async def test_a_backlog_is_drained_with_bounded_memory(
     scene: SinkScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "MAX_PORTION_BYTES", 64 * 1024)
+    monkeypatch.setattr(drain, "MAX_RECEIVED_BYTES", 128 * 1024)
     note = "n" * 1000
     for start in range(0, 2000, 500):
         for number in range(start, start + 500, 50):

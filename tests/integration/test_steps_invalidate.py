@@ -9,6 +9,7 @@ import pytest
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.reconcile_partitions import reconcile_partitions
+from tracelake.dispatcher.steps.retry_task import retry_task
 from tracelake.domain.errors import Conflict
 from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source, taken_back
 
@@ -95,6 +96,73 @@ async def test_a_consumer_that_never_read_the_range_has_nothing_to_undo(talk: Co
     await talk.emit(head, taken_back(uuid, 90, 99))
     lease = await talk.lease("up")
     assert (lease.read.after, lease.read.upto, lease.read.invalidation) == (50, 89, None)
+
+
+async def given_up(talk: Conversation, how: str, job: str = "up") -> Lease:
+    """An attempt that may have told others of what it read, and won't be completed."""
+    lease = await talk.lease(job)
+    if how == "failed":
+        await talk.fail(lease, retryable=False)
+    else:
+        await talk.cancel(lease.task_id)
+    return lease
+
+
+@pytest.mark.parametrize("how", ["failed", "canceled"])
+@pytest.mark.parametrize("first", [90, 85])
+async def test_what_an_attempt_read_that_was_given_up_is_undone(
+    talk: Conversation, how: str, first: int
+) -> None:
+    head, uuid = await following(talk, up(), cursor=89)
+    await read_all(talk)
+    await talk.emit(head, EventIn(uuid, cursor=99))
+    lost = await given_up(talk, how)
+    assert (lost.read.after, lost.read.upto) == (89, 99)
+    await talk.emit(head, taken_back(uuid, first, 99), EventIn(uuid, cursor=104, revision=1))
+    again = await read_all(talk)
+    assert (again.read.after, again.read.upto) == (first - 1, 104)
+    assert again.read.invalidation is not None
+    assert (again.read.invalidation.start, again.read.invalidation.end) == (first, 99)
+    await talk.emit(head, EventIn(uuid, cursor=105))
+    assert (await talk.lease("up")).read.invalidation is None, "undone once is undone"
+
+
+async def test_an_attempt_that_is_retried_by_hand_undoes_what_it_had_read(talk: Conversation) -> None:
+    head, uuid = await following(talk, up())
+    lost = await given_up(talk, "failed")
+    await talk.emit(head, taken_back(uuid, 90, 99))
+    await talk.cancel(await talk.only_queued("up"))
+    await retry_task(talk.ctx, lost.task_id)
+    again = await talk.lease(lost.task_id)
+    assert again.read.invalidation is not None
+    assert (again.read.after, again.read.upto, again.read.invalidation.start) == (-1, 89, 90)
+
+
+async def test_an_attempt_that_was_given_up_and_done_again_since_has_nothing_to_undo(
+    talk: Conversation,
+) -> None:
+    head, uuid = await following(talk, up())
+    await given_up(talk, "failed")
+    await talk.emit(head, taken_back(uuid, 51, 99), EventIn(uuid, cursor=60, revision=1))
+    await read_all(talk)
+    await talk.emit(head, EventIn(uuid, cursor=80))
+    await talk.emit(head, taken_back(uuid, 70, 80, "r2"))
+    lease = await talk.lease("up")
+    assert (lease.read.after, lease.read.upto, lease.read.invalidation) == (60, 69, None)
+
+
+async def test_a_partition_task_that_was_given_up_hears_what_was_taken_back(talk: Conversation) -> None:
+    head, uuid = await following(talk, up("cold", storage="parquet"), reactive("part", "cold"))
+    made = await talk.lease("cold")
+    await talk.complete(made, OutputIn(0, start=0, end=99, row_count=0))
+    lost = await given_up(talk, "failed", "part")
+    await talk.emit(head, taken_back(uuid, 90, 99), EventIn(uuid, cursor=99, revision=1))
+    again = await talk.lease("cold")
+    assert isinstance(again.read.upto, int)
+    await talk.complete(again, OutputIn(0, start=0, end=99, row_count=0))
+    rerun = await talk.lease("part")
+    assert (rerun.read.start, rerun.read.end) == (lost.read.start, lost.read.end) == (0, 99)
+    assert rerun.read.invalidation is not None
 
 
 async def test_finality_is_not_made_up_by_a_rewind(talk: Conversation) -> None:

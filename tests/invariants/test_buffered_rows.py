@@ -24,7 +24,8 @@ from tracelake.testing.data_database import role_dsn
 from tracelake.testing.hot_store import Connection
 
 COLUMNS = {"key": ColumnType.TEXT, "block_number": ColumnType.BIGINT, "note": ColumnType.TEXT}
-READ = """SELECT key, block_number, note, position, producer, scope_start, scope_end, revision,
+OWN_REVISION = {**COLUMNS, "revision": ColumnType.BIGINT}
+READ = """SELECT key, block_number, note, position, producer, scope_start, scope_end, revision, made_at_revision,
                  retracted_at IS NOT NULL AS retracted FROM data.d_{} ORDER BY position"""
 RETRACTED = "SELECT key FROM data.d_{} WHERE retracted_at IS NOT NULL"
 COUNT = "SELECT count(*) FROM data.d_{}"
@@ -187,11 +188,62 @@ async def test_a_retraction_by_scope_alone_where_rows_have_no_block(
 async def test_a_schema_that_declares_revision_has_the_last_word_on_which_record_stays(
     store: BufferStore, admin: Connection
 ) -> None:
-    schema = schema_of({**COLUMNS, "revision": ColumnType.BIGINT})
-    sink = await Sink.begin(store, admin, table_of(schema))
+    sink = await Sink.begin(store, admin, table_of(schema_of(OWN_REVISION)))
     await sink.takes(batch(("a", 1, "own", 7), ("b", 1, "platform's", None), revision=3))
     await sink.takes(batch(("a", 1, "lower", 6), ("b", 1, "higher", 4), revision=9))
-    assert [(row["note"], row["revision"]) for row in await sink.rows()] == [("own", 7), ("higher", 4)]
+    assert [(row["note"], row["revision"], row["made_at_revision"]) for row in await sink.rows()] == [
+        ("own", 7, 3),
+        ("higher", 4, 9),
+    ]
+
+
+@pytest_asyncio.fixture
+async def own_revisions(store: BufferStore, admin: Connection) -> Sink:
+    """A table whose records count their revisions themselves, here far from how the platform does."""
+    return await Sink.begin(store, admin, table_of(schema_of(OWN_REVISION)))
+
+
+async def test_a_retraction_goes_by_when_rows_were_made_and_not_by_their_own_revision(
+    own_revisions: Sink,
+) -> None:
+    sink = own_revisions
+    await sink.takes(batch(("gone", 3, "x", 1000)), batch(("newer", 3, "x", 0), revision=5))
+    assert (await sink.takes(retraction(5))).retracted == 1
+    await sink.takes(batch(("late", 3, "x", 1000), revision=4), batch(("in time", 3, "x", 0), revision=5))
+    assert {key: retracted for key, (_, retracted) in (await sink.notes()).items()} == {
+        "newer": False,
+        "gone": True,
+        "late": True,
+        "in time": False,
+    }
+
+
+async def test_a_row_that_is_published_again_with_its_own_revision_unchanged_is_not_retracted(
+    own_revisions: Sink,
+) -> None:
+    sink = own_revisions
+    reached = (await sink.takes(batch(("a", 3, "x", 7), ("b", 3, "x", 7)))).position
+    assert (await sink.takes(batch(("a", 3, "x", 7), revision=2))).position == reached
+    assert (await sink.takes(retraction(2))).retracted == 1
+    assert await sink.notes() == {"a": ("x", False), "b": ("x", True)}
+    before = {row["key"]: row["position"] for row in await sink.rows()}
+    await sink.takes(batch(("b", 3, "x", 7), revision=2))
+    found = {row["key"]: row for row in await sink.rows()}
+    assert (found["b"]["retracted"], found["b"]["made_at_revision"]) == (False, 2)
+    assert found["b"]["position"] > before["b"], "its consumers hear that it is back"
+    assert found["a"]["position"] == before["a"], "and of what is as it was they don't"
+
+
+async def test_what_is_said_again_of_another_block_is_about_that_block(own_revisions: Sink) -> None:
+    sink = own_revisions
+    await sink.takes(batch(("a", 3, "x", 7)))
+    first = (await sink.rows())[0]["position"]
+    await sink.takes(batch(("a", 4, "x", 7), revision=1))
+    assert (await sink.takes(retraction(2, (3, 3)))).retracted == 0
+    assert (await sink.takes(batch(("a", 3, "x", 7)))).written == 0
+    [row] = await sink.rows()
+    assert (row["block_number"], row["position"] > first, row["retracted"]) == (4, True, False)
+    assert (await sink.takes(retraction(2, (4, 4)))).retracted == 1
 
 
 async def test_a_sink_that_was_superseded_merges_nothing(sink: Sink) -> None:
@@ -273,7 +325,7 @@ async def test_the_reading_role_reads_a_buffered_table_and_can_not_write_it(
 batches = st.builds(
     lambda rows, revision, producer: batch(*rows, revision=revision, producer=producer),
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.just("x")),
+        st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.just("x"), st.none() | st.integers(0, 2)),
         max_size=3,
         unique_by=lambda row: row[0],
     ),
@@ -288,36 +340,42 @@ retractions = st.builds(
 )
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 async def test_any_order_and_any_repetition_of_messages_gives_the_same_table(
     store: BufferStore, admin: Connection, data: st.DataObject
 ) -> None:
-    said: Sequence[Said] = _told_apart(data.draw(st.lists(batches | retractions, min_size=1, max_size=6)))
+    columns = data.draw(st.sampled_from([COLUMNS, OWN_REVISION]))
+    drawn = data.draw(st.lists(batches | retractions, min_size=1, max_size=6))
+    said: Sequence[Said] = _told_apart(drawn, own=columns is OWN_REVISION)
     again = data.draw(st.permutations([*said, *data.draw(st.lists(st.sampled_from(said), max_size=4))]))
     cut = data.draw(st.integers(1, 4))
     states = []
     for order, size in ((said, 1), (again, cut)):
-        sink = await Sink.begin(store, admin)
+        sink = await Sink.begin(store, admin, table_of(schema_of(columns)))
         for start in range(0, len(order), size):
             await sink.takes(*order[start : start + size])
         found = await sink.rows()
-        states.append(sorted((row["key"], row["note"], row["revision"], row["retracted"]) for row in found))
+        compared = ("key", "note", "block_number", "revision", "made_at_revision", "retracted")
+        states.append(sorted(tuple(row[name] for name in compared) for row in found))
         assert len({row["position"] for row in found}) == len(found)
         await admin.execute(f"DROP TABLE data.d_{sink.table.dataset_version.hex}")
     assert states[0] == states[1]
 
 
-def _told_apart(said: Sequence[Said]) -> list[Said]:
-    """Of one key and revision there is one content: of two, the first to come stays, which is its order's."""
-    seen: set[tuple[str, int]] = set()
+def _told_apart(said: Sequence[Said], *, own: bool) -> list[Said]:
+    """Of one key and revision there is one content: of two, the first to come stays, which is its order's. ``own``
+    when records have their own revisions, beside the batch's."""
+    seen: set[tuple[str, int, int]] = set()
     kept: list[Said] = []
     for each in said:
         if isinstance(each, Batch):
-            fresh = [row for row in each.rows if (row[0], each.revision) not in seen]
-            seen.update((row[0], each.revision) for row in fresh)
-            each = batch(
-                *((row[0], row[1], f"{row[0]}{each.revision}") for row in fresh), revision=each.revision
-            )
+            rows = []
+            for key, block, _, theirs in each.rows:
+                counted = each.revision if theirs is None or not own else theirs
+                if (key, counted, each.revision) not in seen:
+                    seen.add((key, counted, each.revision))
+                    rows.append((key, block, f"{key}{counted}.{each.revision}", *([theirs] if own else [])))
+            each = batch(*rows, revision=each.revision)
         kept.append(each)
     return kept

@@ -120,6 +120,7 @@ async def test_whoever_asks_for_too_much_is_stopped_and_only_that_one(site: Site
         "QueryFailed",
         "QueryCrashed",
         "ResultTooLarge",
+        "ResultTooWide",
     }
     assert {end.split()[0] for end in ends.values()} <= known
     bombs = [

@@ -91,3 +91,25 @@ def test_without_a_stack_it_says_in_one_line_how_to_start_one(
     [line] = output.err.splitlines()
     assert f"tracelake dev --home '{home}'" in line
     assert not home.exists()
+
+
+@pytest.mark.parametrize("command", [("show", "blocks"), ("gaps", "blocks")])
+def test_options_before_a_subcommand_of_datasets_are_its_own(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    given = ["datasets", "--home", str(before), *command]
+    for arguments, home in ((given, before), ([*given, "--home", str(after)], after)):
+        with pytest.raises(SystemExit) as ended:
+            failures.run(lambda arguments=arguments: app(arguments), debug=False)
+        assert ended.value.code == 3
+        assert f"tracelake dev --home {home}" in capsys.readouterr().err
+
+
+def test_an_option_that_a_subcommand_of_datasets_lacks_is_refused_before_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        failures.run(lambda: app(["datasets", "--after", "x", "show", "blocks"]), debug=False)
+    assert ended.value.code == 2
+    assert "--after" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from tracelake.domain.dag.model import (
     UdfSpec,
     UpdateStrategy,
 )
-from tracelake.domain.dag.parse import line_locator, parse_dag
+from tracelake.domain.dag.parse import locator, parse_dag
 
 INSTALLATION = Installation(
     runtimes={
@@ -306,8 +306,8 @@ def test_a_cron_source_is_accepted_where_it_is_served() -> None:
     assert parse_dag(text, cron).jobs[0].source_kind is SourceKind.CRON
 
 
-def test_a_line_can_be_found_after_parsing() -> None:
-    locate = line_locator(SAMPLE)
-    assert locate(("jobs", 2, "inputs", 1, "from")) == 27
-    assert locate(("publish", "alert_events")) == 36
-    assert locate(("jobs", 7)) == 3
+def test_a_place_can_be_found_after_parsing() -> None:
+    locate = locator(SAMPLE)
+    assert locate(("jobs", 2, "inputs", 1, "from")) == (27, 11)
+    assert locate(("publish", "alert_events")) == (36, 3)
+    assert locate(("jobs", 7)) == (3, 1)

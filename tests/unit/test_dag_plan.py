@@ -8,7 +8,7 @@ import pytest
 from tracelake.domain.buffer_schema import BufferSchema
 from tracelake.domain.dag.installation import Installation, RuntimeTraits
 from tracelake.domain.dag.model import Column, ColumnType, DagSpec
-from tracelake.domain.dag.parse import line_locator, parse_dag
+from tracelake.domain.dag.parse import locator, parse_dag
 from tracelake.domain.dag.plan import DeployPlan, JobChange, plan_deploy
 from tracelake.domain.dag.render_plan import render
 from tracelake.domain.errors import DagProblem, InvalidDag
@@ -83,7 +83,7 @@ def change(found: DeployPlan, name: str) -> JobChange:
 
 def refused(text: str) -> tuple[DagProblem, ...]:
     with pytest.raises(InvalidDag) as invalid:
-        plan_deploy(spec(text), ACTIVE, line_locator(text))
+        plan_deploy(spec(text), ACTIVE, locator(text))
     return invalid.value.problems
 
 
@@ -215,8 +215,8 @@ def test_a_schema_that_does_more_than_grow_is_refused_with_every_reason() -> Non
     text = edited(("columns: {id: text}, unique: id", "columns: {key: text, id: uuid}, unique: key"))
     where = "publish.events.schema"
     assert refused(text) == (
-        DagProblem(15, f"{where}.columns.id", "the type of id can't change from text to uuid"),
-        DagProblem(15, f"{where}.unique", "the key can't change from (id) to (key)"),
+        DagProblem(15, 83, f"{where}.columns.id", "the type of id can't change from text to uuid"),
+        DagProblem(15, 94, f"{where}.unique", "the key can't change from (id) to (key)"),
     )
 
 
@@ -260,7 +260,7 @@ def test_unpublishing_what_nobody_reads_is_fine() -> None:
 def test_unpublishing_what_another_dag_reads_is_refused() -> None:
     line = "  chunks: {from: {job: split, output: 0}}\n"
     assert refused(edited((line, ""))) == (
-        DagProblem(13, "publish.chunks", "chunks can't be unpublished: job far of DAG reader reads it"),
+        DagProblem(13, 1, "publish.chunks", "chunks can't be unpublished: job far of DAG reader reads it"),
     )
 
 
@@ -276,7 +276,7 @@ def test_a_name_of_another_dag_is_refused() -> None:
 
 def test_a_dataset_that_is_gone_since_parsing_is_refused() -> None:
     with pytest.raises(InvalidDag) as invalid:
-        plan_deploy(spec(READER), {}, line_locator(READER))
+        plan_deploy(spec(READER), {}, locator(READER))
     assert [(problem.line, problem.field) for problem in invalid.value.problems] == [
         (4, "jobs[0].inputs[0].from"),
         (6, "jobs[2].inputs[0].from"),
@@ -288,6 +288,7 @@ def test_a_cycle_through_two_dags_is_refused_where_the_new_dag_closes_it() -> No
     assert refused(text) == (
         DagProblem(
             9,
+            15,
             "jobs[1].inputs[0].from",
             "cycle: base/split -> reader/far -> reader/farther -> base/split",
         ),
@@ -303,7 +304,7 @@ def test_partitions_that_become_cursors_under_a_reader_are_refused() -> None:
         ("chunks: {from: {job: split, output: 0}}", "chunks: {from: {job: use, output: 0}}"),
     )
     with pytest.raises(InvalidDag) as invalid:
-        plan_deploy(spec(new), {**ACTIVE, "reader": spec(reader)}, line_locator(new))
+        plan_deploy(spec(new), {**ACTIVE, "reader": spec(reader)}, locator(new))
     assert [(problem.line, problem.field) for problem in invalid.value.problems] == [(14, "publish.chunks")]
 
 
@@ -361,7 +362,7 @@ jobs:
     inputs: [{from: {dataset: hot}}]
 """
     with pytest.raises(InvalidDag) as invalid:
-        plan_deploy(spec(text), {"base": spec(hot)}, line_locator(text))
+        plan_deploy(spec(text), {"base": spec(hot)}, locator(text))
     assert [(problem.line, problem.field) for problem in invalid.value.problems] == [
         (7, "jobs[0].execution_strategy")
     ]

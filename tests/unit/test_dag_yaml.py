@@ -113,6 +113,28 @@ def test_a_value_that_json_or_postgres_could_not_hold_is_refused(
     assert message in found[0].message
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "field"),
+    [
+        ("name: dag\nname: b\njobs: []\n", (2, 1), "name"),
+        (BASE + "      y: 1\n      x: .nan\n", (11, 10), "jobs[0].config.x"),
+        (BASE + "      y: {é: 1, x: .inf}\n", (10, 20), "jobs[0].config.y.x"),
+        (BASE + "      y: [1, .inf]\n", (10, 14), "jobs[0].config.y[1]"),
+        (BASE.replace("    operator: own\n", "") + "      y: 1\n", (3, 5), "jobs[0].operator"),
+        (BASE.replace("    outputs: 1\n", "    outputs: x\n") + "      y: 1\n", (8, 5), "jobs[0].outputs"),
+        ("name: a\njobs: [}\n", (2, 8), "$"),
+        (b"name: \xc3\xa9\xff", (1, 8), "$"),
+        ("name: a\njobs: \x01", (2, 7), "$"),
+    ],
+)
+@pytest.mark.parametrize("loader", [yaml.CSafeLoader, yaml.SafeLoader])
+def test_a_problem_has_its_line_and_its_column(
+    monkeypatch: pytest.MonkeyPatch, loader: object, text: str | bytes, place: tuple[int, int], field: str
+) -> None:
+    monkeypatch.setattr(yaml_tree, "_LOADER", loader)
+    assert (*place, field) in [(found.line, found.column, found.field) for found in problems(text)]
+
+
 def test_the_loader_without_libyaml_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_tree, "_LOADER", yaml.SafeLoader)
     half = problems(BASE + '      x: "\\uD800"\n')
@@ -228,6 +250,7 @@ def _parse_or_refuse(text: str | bytes) -> None:
     lines = len((text if isinstance(text, bytes) else text.encode("utf-8", "replace")).splitlines()) + 2
     for problem in _problems_if_any(text):
         assert 1 <= problem.line <= lines
+        assert problem.column >= 1
         assert problem.field
         assert problem.message
 

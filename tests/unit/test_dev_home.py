@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tracelake import __version__
-from tracelake.dev import home_checks
+from tracelake.dev import disk_space
 from tracelake.dev.home import Home
 from tracelake.dev.home_checks import check_space, take_over
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
@@ -66,7 +66,7 @@ def test_who_runs_a_stack_on_a_home_is_named(home: Home) -> None:
 def test_a_disk_that_is_almost_full_is_refused_before_anything_is_made(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_checks, "_NEW_HOME_BYTES", 2**60)
+    monkeypatch.setattr(disk_space, "NEW_HOME_BYTES", 2**60)
     with pytest.raises(Unavailable, match=r"MiB are free on the disk of .* free some space"):
         check_space(home)
     home.state_cluster.mkdir(parents=True)

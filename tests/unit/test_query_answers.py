@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from tracelake.contracts.query_api import ARROW_STREAM
-from tracelake.query.answers import wants_arrow
+from tracelake.query.answers import JsonForm, wants_arrow
 from tracelake.query.json_values import encode_rows
 
 
@@ -93,3 +95,33 @@ def test_intervals_are_written_as_the_engine_does(interval: str) -> None:
 )
 def test_arrow_is_for_those_who_ask_for_it(accept: str | None, arrow: bool) -> None:
     assert wants_arrow(accept) is arrow
+
+
+@pytest.mark.parametrize("expression", ["list_resize([NULL], 1000000)", "list_resize([true], 1000000)"])
+async def test_many_values_in_few_bytes_are_encoded_while_others_are_served(expression: str) -> None:
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT {expression} AS x")
+        types = [str(kind) for kind in found.types]
+        [batch] = found.to_arrow_table().to_batches()
+    form = JsonForm(64 * 1024 * 1024)
+    await form.begin(batch.schema, types)
+    adding = asyncio.create_task(form.add(batch))
+    turns = 0
+    while not adding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    assert (form.rows, form.full) == (1, False)
+
+
+async def test_rows_beyond_the_bytes_are_left_out_wherever_they_are_in_a_batch() -> None:
+    batch = pa.record_batch({"x": pa.array(range(10_000))})
+    whole = encode_rows(batch, ["BIGINT"])
+    for most in (50, 20_000, len(whole) - 1, len(whole) + 8):
+        form = JsonForm(most)
+        await form.begin(batch.schema, ["BIGINT"])
+        await form.add(batch)
+        await form.seal()
+        assert form.full == (most < len(whole))
+        assert len(encode_rows(batch.slice(0, form.rows), ["BIGINT"])) <= most
+        assert form.rows == 10_000 or len(encode_rows(batch.slice(0, form.rows + 1), ["BIGINT"])) > most - 8

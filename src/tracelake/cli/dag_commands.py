@@ -32,7 +32,7 @@ def deploy(
     """Deploy a DAG file; it becomes active at once.
 
     The same file twice is one version. A file that isn't valid is refused as a whole: every problem is
-    printed as FILE:line: field: message, and the exit code is 2.
+    printed as FILE:line:column: field: message, and the exit code is 2.
 
     Examples:
 

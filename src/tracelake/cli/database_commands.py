@@ -132,20 +132,14 @@ def restored(
 
 
 def _environment(place: Home, state_dsn: str, queue_dsn: str, data_dsn: str) -> str:
-    from tracelake.dev.home import QUEUE_ROLE
-    from tracelake.dev.role_dsn import audit_dsn, catalog_dsn, role_dsn
-    from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+    from tracelake.dev.role_dsn import RoleDsns
     from tracelake.tokens.worker_tokens import first_token
 
-    writing, reading = place.data_secrets(), place.reading_secrets()
+    dsns = RoleDsns.of(place, state=state_dsn, queue=queue_dsn, data=data_dsn)
     lines = {
         "TRACELAKE_WORKER_TOKEN": first_token(place.worker_tokens),
-        "TRACELAKE_QUEUE_DSN": role_dsn(queue_dsn, QUEUE_ROLE, place.secrets().queue_password),
-        "TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE, writing.writer_password),
-        "TRACELAKE_STAGING_DSN": role_dsn(data_dsn, STAGING_ROLE, writing.staging_password),
-        "TRACELAKE_READING_DSN": role_dsn(data_dsn, READER_ROLE, reading.reader_password),
-        "TRACELAKE_CATALOG_DSN": catalog_dsn(state_dsn, place.query_secrets()),
-        "TRACELAKE_AUDIT_DSN": audit_dsn(state_dsn, place.query_secrets()),
+        **dsns.for_workers(),
+        **dsns.for_queries(),
     }
     return "".join(f"{name}='{value}'\n" for name, value in lines.items())
 

@@ -42,6 +42,7 @@ def datasets(
         tracelake datasets show blocks
     """
     if context.invoked_subcommand is not None:
+        _hand_on(context, context.invoked_subcommand)
         return
     with connect(url, token, home) as client:
         page = client.datasets(limit=limit, after=after)
@@ -68,6 +69,18 @@ def datasets(
     )
     if page.next is not None:
         typer.echo(f"more: --after {page.next}", err=True)
+
+
+def _hand_on(context: typer.Context, subcommand: str) -> None:
+    """Options before a subcommand's name are meant for it; those after it come first."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    if "after" in given and subcommand == "show":
+        raise typer.BadParameter("--after is for lists, and `datasets show` has none")
+    context.default_map = {subcommand: given}
 
 
 @datasets_app.command("show")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelake.cli.dev_ports import chosen_ports
+from tracelake.cli.dev_ports import ChosenPorts, chosen_ports
 from tracelake.cli.failures import require_extras
 from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.cli.worker_command import operators_at
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORKERS = ("ecs_python", "ecs_spark", "lambda")
 
 
-def _port_option(what: str, default: str) -> object:
+def _port_option(what: str, default: int) -> object:
     return typer.Option(min=0, max=65535, help=f"{what}; 0 takes any free one.  [default: {default}]")
 
 
@@ -36,9 +36,11 @@ def dev(
             metavar="auto|PORT", help="auto: free ports for everything; a number: it and the two after it."
         ),
     ] = None,
-    user_port: Annotated[int | None, _port_option("For people and programs", "8600")] = None,
-    internal_port: Annotated[int | None, _port_option("For workers and tasks", "8601")] = None,
-    query_port: Annotated[int | None, _port_option("For queries of tasks", "0")] = None,
+    user_port: Annotated[int | None, _port_option("For people and programs", ChosenPorts().user)] = None,
+    internal_port: Annotated[
+        int | None, _port_option("For workers and tasks", ChosenPorts().internal)
+    ] = None,
+    query_port: Annotated[int | None, _port_option("For queries of tasks", ChosenPorts().query)] = None,
     no_workers: Annotated[bool, typer.Option("--no-workers", help="Start no workers.")] = False,
     runtime: Annotated[
         list[str] | None, typer.Option(help="Register another runtime, as NAME=QUEUE. Repeatable.")

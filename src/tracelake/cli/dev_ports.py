@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import typer
 
+from tracelake.stack_address import INTERNAL_PORT, USER_PORT
+
 AUTO = "auto"
 _LAST = 65535
 
@@ -13,8 +15,8 @@ _LAST = 65535
 class ChosenPorts(NamedTuple):
     """0 is for any free one."""
 
-    user: int = 8600
-    internal: int = 8601
+    user: int = USER_PORT
+    internal: int = INTERNAL_PORT
     query: int = 0
 
 

@@ -13,6 +13,7 @@ import typer
 
 from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.domain.errors import Invalid
+from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 
 if TYPE_CHECKING:
     from tracelake.dev.home import Home
@@ -57,8 +58,8 @@ def dispatcher(
     state_dsn: StateDsn = None,
     queue_dsn: QueueDsn = None,
     host: Annotated[str, typer.Option(help="Address that both ports listen on.")] = "127.0.0.1",
-    user_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8600,
-    internal_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8601,
+    user_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = USER_PORT,
+    internal_port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = INTERNAL_PORT,
     runtime: RuntimeOption = None,
     invoker_url: Annotated[
         str | None,

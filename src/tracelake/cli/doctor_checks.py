@@ -17,12 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from tracelake.cli.failures import EXTRAS, installed
+from tracelake.dev.disk_space import GIB, MIB, SCARCE_BYTES, needed_bytes
 from tracelake.domain.errors import TracelakeError
 
 OLDEST_PYTHON = (3, 11)
-_GIB = 1024**3
-_SCARCE_BYTES = 5 * _GIB
-_TOO_LITTLE_BYTES = _GIB // 2
 _SKEW_SECONDS = 5.0
 
 
@@ -90,7 +88,7 @@ def check_home(home: Path) -> Iterator[Finding]:
         yield Finding("home", Verdict.OK, f"{home} can be made")
     if standing == home:
         yield from _version(home)
-    yield _disk(standing)
+    yield _disk(home, standing)
 
 
 def _version(home: Path) -> Iterator[Finding]:
@@ -108,12 +106,13 @@ def _version(home: Path) -> Iterator[Finding]:
             yield Finding("home", Verdict.OK, f"was used by Tracelake {made_by}")
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(home: Path, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    said = f"{free / _GIB:.1f} GiB free at {folder}"
-    if free < _TOO_LITTLE_BYTES:
-        return Finding("disk", Verdict.FAILED, said, "free some space: the databases would stop")
-    if free < _SCARCE_BYTES:
+    said = f"{free / GIB:.1f} GiB free at {folder}"
+    if free < (least := needed_bytes(home / "postgres" / "state")):
+        remedy = f"free some space: a stack needs {least // MIB} MiB to start"
+        return Finding("disk", Verdict.FAILED, said, remedy)
+    if free < SCARCE_BYTES:
         return Finding("disk", Verdict.WARNING, said, "free some space, or put the home on a larger disk")
     return Finding("disk", Verdict.OK, said)
 

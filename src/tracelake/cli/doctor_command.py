@@ -22,6 +22,7 @@ from tracelake.cli.stack import (
     start_command,
 )
 from tracelake.domain.errors import TracelakeError
+from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 
 if TYPE_CHECKING:
     from tracelake.cli.doctor_checks import Finding
@@ -91,8 +92,8 @@ def _stack(url: str | None, token: str | None, home: Path | None) -> Iterator[Fi
     except TracelakeError as error:
         if error.reason == NOT_RUNNING:
             yield Finding("stack", Verdict.OK, "none is running", f"start one with `{start_command(home)}`")
-            yield check_port("user", 8600)
-            yield check_port("internal", 8601)
+            yield check_port("user", USER_PORT)
+            yield check_port("internal", INTERNAL_PORT)
         else:
             remedy = "HOME/logs/dispatcher.log tells more; a stack that was killed is started again with "
             yield Finding("stack", Verdict.FAILED, error.message, f"{remedy}`{start_command(home)}`")

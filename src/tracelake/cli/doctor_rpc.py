@@ -20,7 +20,9 @@ def check_rpc_pools(home: Path) -> Iterator[Finding]:
     try:
         pools = load_pools(file)
     except TracelakeError as error:
-        yield Finding("rpc pools", Verdict.FAILED, error.message, "docs/chains.md shows what it looks like")
+        yield Finding(
+            "rpc pools", Verdict.FAILED, error.message, "`tracelake init DIR` writes one that works"
+        )
         return
     said = f"{', '.join(sorted(pools)) or 'none'} in {file}"
     if file.stat().st_mode & 0o077:

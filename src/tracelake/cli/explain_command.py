@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
 from tracelake.cli.dataset_names import resolve
 from tracelake.cli.show import print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.cli.task_ids import find_task, may_be_task, whole_id
 from tracelake.domain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def explain(
         str,
         typer.Argument(
             metavar="TASK|DATASET[:FROM-TO]",
-            help="A task's id; or a dataset, by its published name, uuid, or DAG/JOB[/OUTPUT].",
+            help="A task's id or its beginning; or a dataset, by its published name, uuid, or DAG/JOB[/OUTPUT].",
         ),
     ],
     start: Annotated[
@@ -53,7 +53,7 @@ def explain(
 
     Examples:
 
-        tracelake explain 0190b6c1-7e7a-7d3c-9c0e-5a3b0f6f2f11
+        tracelake explain 0190b6c1
 
         tracelake explain blocks --from 1000 --to 1999
 
@@ -76,8 +76,10 @@ def explain(
 def _look(
     client: Client, what: str, start: int | None, end: int | None, depth: int, limit: int
 ) -> TaskExplanation | RangeExplanation:
-    """A uuid may be a task's or a dataset's; with blocks it is a dataset's."""
-    if start is None and end is None and (task_id := _uuid(what)) is not None:
+    """A uuid may be a task's or a dataset's; with blocks it is a dataset's. The beginning of a task's id may be the
+    name of a dataset too, and then it is the dataset's."""
+    of_task = start is None and end is None
+    if of_task and (task_id := whole_id(what)) is not None:
         try:
             return client.explain_task(task_id, depth=depth)
         except NotFound as unknown:
@@ -85,11 +87,13 @@ def _look(
                 return client.explain_range(what, limit=limit)
             except NotFound:
                 raise NotFound("UnknownTask", f"there is no task and no dataset {what}") from unknown
-    return client.explain_range(resolve(client, what), start=start, end=end, limit=limit)
-
-
-def _uuid(text: str) -> UUID | None:
     try:
-        return UUID(text)
-    except ValueError:
-        return None
+        return client.explain_range(resolve(client, what), start=start, end=end, limit=limit)
+    except NotFound as unknown:
+        if not of_task:
+            raise
+        if not may_be_task(what):
+            raise NotFound(
+                unknown.reason, f"{unknown.message}; ids of tasks are in `tracelake tasks`"
+            ) from None
+    return client.explain_task(find_task(client, what), depth=depth)

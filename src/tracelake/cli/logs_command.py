@@ -14,7 +14,8 @@ from tracelake.cli.follow_task import follow_task
 from tracelake.cli.show import cell
 from tracelake.cli.stack import DEFAULT_HOME, JsonOption
 from tracelake.cli.tail import POLL, Tail
-from tracelake.cli.task_logs import MIN_PREFIX, TaskLogs, may_be_task
+from tracelake.cli.task_ids import MIN_PREFIX, may_be_task
+from tracelake.cli.task_logs import TaskLogs
 from tracelake.domain.errors import NotFound
 
 _LINES = 50
@@ -25,7 +26,8 @@ def logs(
         str,
         typer.Argument(
             metavar="PART|TASK",
-            help="dispatcher, postgres-state, postgres-data, a worker, or a task's id or its beginning.",
+            help="dispatcher, query, sink, worker-RUNTIME, postgres-state, postgres-data, or a task's id or its "
+            "beginning.",
         ),
     ] = "dispatcher",
     lines: Annotated[

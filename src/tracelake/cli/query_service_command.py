@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelake.cli.stack import DEFAULT_HOME, NOT_RUNNING, start_command
-from tracelake.domain.errors import Unavailable
+from tracelake.cli.home_stack import stack_on
+from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.secret import Secret
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ HELP = """Run the Query Service: one SELECT at a time over datasets, and nothing
 
 It listens where tasks reach it (`/v1/task/query`) and the Dispatcher's user port, which passes `/v1/query` on to it
 (`tracelake dispatcher --query-url`). Each query runs in a process of its own, without network and files, within
-limits; one over its time is killed.
+limits; one over its time is killed. Without bubblewrap and without Landlock (Linux 5.13) it refuses to start;
+`TRACELAKE_QUERY_UNCONFINED=1` runs queries nevertheless.
 
 How to reach the stack is read from the home of one that runs on this machine, or from the environment:
 `TRACELAKE_CATALOG_DSN` and `TRACELAKE_AUDIT_DSN` (both come before the home), and `TRACELAKE_READING_DSN` for hot
@@ -110,17 +111,10 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
 
 
 def _of_home(home: Path, missing: list[str]) -> _Facts:
-    from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
     from tracelake.dev.home import Home
     from tracelake.dev.role_dsn import audit_dsn, catalog_dsn
 
-    handle = read_handle(home / DEV_FILE, DevHandle)
-    if handle is None:
-        raise Unavailable(
-            NOT_RUNNING,
-            f"no stack runs on the home {home}: start one with `{start_command(home)}`, "
-            f"or say where its databases are by {', '.join(missing)}",
-        )
+    handle = stack_on(home, missing)
     passwords = Home(home).query_secrets()
     return _Facts(
         catalog_dsn=Secret(catalog_dsn(handle.state_dsn, passwords)),

@@ -80,7 +80,8 @@ def _chosen(pool: str | None, file: Path) -> list[PoolConfig]:
 
     if not file.exists():
         raise NotFound(
-            "NoRpcPools", f"there is no {file}: it says where chains are read from; see docs/chains.md"
+            "NoRpcPools",
+            f"there is no {file}: it says where chains are read from; `tracelake init` writes one",
         )
     pools = load_pools(file)
     if not pools:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tracelake.cli.stack import DEFAULT_HOME, NOT_RUNNING, start_command
-from tracelake.domain.errors import Unavailable
+from tracelake.cli.home_stack import stack_on
+from tracelake.cli.serve import serve
+from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.secret import Secret
-
-if TYPE_CHECKING:
-    from tracelake.sink.settings import SinkSettings
 
 HELP = """Run a sink: it writes the records that jobs publish to buffered datasets into their tables.
 
@@ -73,7 +70,9 @@ def sink(
         worker_id=worker_id or new_worker_id("sink"),
         drain_seconds=drain_seconds,
     )
-    _serve(settings, ready_file)
+    from tracelake.sink.app import run_sink
+
+    serve(lambda stop, hurry, ready: run_sink(settings, stop, hurry, ready), settings.worker_id, ready_file)
 
 
 sink.__doc__ = HELP
@@ -105,15 +104,7 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
 
 
 def _of_home(home: Path, missing: list[str]) -> _Facts:
-    from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
-
-    handle = read_handle(home / DEV_FILE, DevHandle)
-    if handle is None:
-        raise Unavailable(
-            NOT_RUNNING,
-            f"no stack runs on the home {home}: start one with `{start_command(home)}`, "
-            f"or say where it is by {', '.join(missing)}",
-        )
+    handle = stack_on(home, missing)
     return _Facts(
         internal_url=handle.internal_url,
         worker_token=Secret(handle.worker_token),
@@ -121,33 +112,3 @@ def _of_home(home: Path, missing: list[str]) -> _Facts:
         data_dsn=Secret(handle.data_write_dsn),
         object_root=Path(handle.object_root),
     )
-
-
-def _serve(settings: SinkSettings, ready_file: Path | None) -> None:
-    import asyncio
-
-    import uvloop
-
-    from tracelake.sink.app import run_sink
-
-    def ready() -> None:
-        if ready_file is not None:
-            ready_file.write_text(f"{os.getpid()}\n")
-        typer.echo(f"ready  {settings.worker_id}")
-
-    async def main() -> None:
-        stop, hurry = asyncio.Event(), asyncio.Event()
-
-        def asked() -> None:
-            (hurry if stop.is_set() else stop).set()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked)
-        await run_sink(settings, stop, hurry, ready)
-
-    try:
-        uvloop.run(main())
-    finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)

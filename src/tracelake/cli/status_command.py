@@ -12,9 +12,11 @@ import typer
 from tracelake.cli.show import cell, pairs, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.cli.status_chains import look_at_chains, print_chains
+from tracelake.cli.status_trouble import print_dead_letters, print_failed, print_undelivered
 
 if TYPE_CHECKING:
     from tracelake.client import Client
+    from tracelake.contracts.buffers import BufferPage
     from tracelake.contracts.user_api import DagPage, DatasetPage, FailedDeliveries, TaskPage
 
 _COUNTED = 1000
@@ -32,6 +34,7 @@ class Overview:
     running: TaskPage
     failed: TaskPage
     datasets: DatasetPage
+    buffers: BufferPage
     undelivered: FailedDeliveries
 
 
@@ -41,7 +44,8 @@ def status(
     """Show on one screen how the stack is doing, and what needs a hand.
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
-    paused them; running and failed tasks; the datasets' cursors; deliveries that were given up.
+    paused them; running and failed tasks; the datasets' cursors; dead letters of buffered datasets;
+    deliveries that were given up.
 
     Examples:
 
@@ -60,7 +64,9 @@ def status(
     _print_jobs(found)
     _print_running(found)
     _print_datasets(found)
-    _print_trouble(found)
+    print_failed(found.failed.tasks)
+    print_dead_letters(found.buffers.buffers)
+    print_undelivered(found.undelivered.failed)
 
 
 def _look(client: Client, now: datetime) -> Overview:
@@ -73,6 +79,7 @@ def _look(client: Client, now: datetime) -> Overview:
         running=client.tasks(status="Running", limit=_COUNTED),
         failed=client.tasks(status="Failed", limit=_COUNTED),
         datasets=client.datasets(limit=_COUNTED),
+        buffers=client.buffers(),
         undelivered=client.failed_deliveries(limit=_COUNTED),
     )
 
@@ -118,6 +125,7 @@ def _lists(found: Overview) -> dict[str, object]:
         "running": found.running.tasks,
         "failed": found.failed.tasks,
         "datasets": found.datasets.datasets,
+        "buffers": found.buffers.buffers,
         "undelivered": found.undelivered.failed,
         "complete": all(page.next is None for page in (found.queued, found.running, found.failed)),
     }
@@ -145,8 +153,8 @@ def _print_jobs(found: Overview) -> None:
     for row in rows:
         if row["state"] == "paused":
             name = f"{row['dag_name']}/{row['job']}"
-            by = f"by {cell(row['paused_by'])} at {cell(row['paused_at'])}" if row["paused_by"] else ""
-            typer.echo(f"  {name} is paused {by}: tracelake resume {name}")
+            by = f" by {cell(row['paused_by'])} at {cell(row['paused_at'])}" if row["paused_by"] else ""
+            typer.echo(f"  {name} is paused{by}: tracelake resume {name}")
     pages = {"queued": found.queued, "running": found.running, "failed": found.failed}
     if cut := [name for name, page in pages.items() if page.next is not None]:
         typer.echo(f"  there are more than {_COUNTED:,} {' and '.join(cut)}: only the newest are counted")
@@ -193,28 +201,3 @@ def _print_datasets(found: Overview) -> None:
     )
     if len(published) > _SHOWN:
         typer.echo(f"  and {len(published) - _SHOWN} more: tracelake datasets")
-
-
-def _print_trouble(found: Overview) -> None:
-    if found.failed.tasks:
-        print_heading("failed")
-        print_table(
-            ("TASK", "JOB", "SCOPE", "ENDED", "ERROR"),
-            [
-                (
-                    each.task_id,
-                    f"{each.dag_name}/{each.job}",
-                    scope(each.start, each.end),
-                    each.ended_at,
-                    each.error_message,
-                )
-                for each in found.failed.tasks[:_SHOWN]
-            ],
-            indent=2,
-        )
-        typer.echo("  next: tracelake task show TASK, tracelake explain TASK, tracelake retry TASK")
-    if found.undelivered.failed:
-        print_heading("given up deliveries")
-        for each in found.undelivered.failed[:_SHOWN]:
-            typer.echo(f"  {each.outbox_id}  {each.kind} to {each.runtime}: {cell(each.last_error)}")
-        typer.echo("  next: tracelake outbox replay")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
 from tracelake.cli.show import pairs, print_fields, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.cli.task_ids import TaskArgument, find_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from tracelake.contracts.user_api import TaskDetail, TaskSummary
 
 task_app = typer.Typer(help="Look at one task.", no_args_is_help=True)
-
-TaskArgument = Annotated[UUID, typer.Argument(help="The task's id.", metavar="TASK")]
-
 
 _MOST_STATE = 500
 
@@ -104,12 +101,12 @@ def show_task(
 
     Examples:
 
-        tracelake task show 0190b6c1-7e7a-7d3c-9c0e-5a3b0f6f2f11
+        tracelake task show 0190b6c1
 
         tracelake task show 0190b6c1-7e7a-7d3c-9c0e-5a3b0f6f2f11 --json
     """
     with connect(url, token, home) as client:
-        detail = client.task(task)
+        detail = client.task(find_task(client, task))
     if as_json:
         print_json(detail)
     else:
@@ -236,7 +233,7 @@ def cancel(
         tracelake cancel 0190b6c1-7e7a-7d3c-9c0e-5a3b0f6f2f11
     """
     with connect(url, token, home) as client:
-        changed = client.cancel(task)
+        changed = client.cancel(find_task(client, task))
     if as_json:
         print_json(changed)
     else:
@@ -257,7 +254,7 @@ def retry(
         tracelake retry 0190b6c1-7e7a-7d3c-9c0e-5a3b0f6f2f11
     """
     with connect(url, token, home) as client:
-        changed = client.retry(task)
+        changed = client.retry(find_task(client, task))
     if as_json:
         print_json(changed)
     else:

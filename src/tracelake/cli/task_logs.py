@@ -21,24 +21,18 @@ import typer
 from tracelake.cli.show import cell
 from tracelake.cli.stack import connect
 from tracelake.cli.tail import Tail
-from tracelake.domain.errors import Invalid, NotFound, TracelakeError, Unavailable
+from tracelake.cli.task_ids import recent_tasks, the_one, whole_id
+from tracelake.domain.errors import NotFound, TracelakeError, Unavailable
 
 if TYPE_CHECKING:
     from tracelake.client import Client
     from tracelake.contracts.user_api import TaskDetail
 
-MIN_PREFIX = 6
 QUIET = "NoOutput"
 """An attempt that printed nothing has no log; that is no failure of whoever asks for it."""
-_NEWEST = 1000
-_ID = re.compile(rf"[0-9a-fA-F-]{{{MIN_PREFIX},36}}")
 _LOG = re.compile(r"([1-9][0-9]{0,9})\.log")
 
 T = TypeVar("T")
-
-
-def may_be_task(text: str) -> bool:
-    return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +46,13 @@ class TaskLogs:
     def find(cls, home: Path, text: str) -> TaskLogs:
         """The task that an id, or the beginning of one, means: one with logs here, or a recent one."""
         given = text.lower()
-        if whole := _as_id(given):
+        if whole := whole_id(given):
             return cls(home, whole)
-        found = [entry.name for entry in _folder(home).glob(f"{given}*") if _as_id(entry.name)]
-        if not found and (page := _ask(home, lambda client: client.tasks(limit=_NEWEST))):
-            found = [str(task.task_id) for task in page.tasks if str(task.task_id).startswith(given)]
+        names = (whole_id(entry.name) for entry in _folder(home).glob(f"{given}*"))
+        found = [name for name in names if name] or _ask(home, lambda client: recent_tasks(client, given))
         if not found:
             raise NotFound("UnknownTask", f"{home} has no log of a part or a task that is called {text!r}")
-        if len(found) > 1:
-            some = ", ".join(sorted(found)[:5])
-            raise Invalid("AmbiguousTask", f"{text!r} may be any of {len(found)} tasks: {some}")
-        return cls(home, UUID(found[0]))
+        return cls(home, the_one(text, found))
 
     def path(self, attempt: int) -> Path:
         return _folder(self.home) / str(self.task_id) / f"{attempt}.log"
@@ -138,13 +128,6 @@ class TaskLogs:
 
 def _folder(home: Path) -> Path:
     return home / "logs" / "tasks"
-
-
-def _as_id(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _ask(home: Path, question: Callable[[Client], T]) -> T | None:

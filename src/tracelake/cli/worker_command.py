@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tracelake.cli.home_stack import stack_on
 from tracelake.cli.rpc_commands import POOLS_FILE, POOLS_VARIABLE
-from tracelake.cli.stack import DEFAULT_HOME, NOT_RUNNING, start_command
-from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.cli.serve import serve
+from tracelake.cli.stack import DEFAULT_HOME
+from tracelake.domain.errors import Invalid
 from tracelake.secret import Secret
-
-if TYPE_CHECKING:
-    from tracelake.worker.settings import WorkerSettings
 
 HELP = """Run a worker: it waits for tasks of its runtime, runs their operators and reports what came of them.
 
@@ -121,7 +119,9 @@ def worker(
         rpc_pools_required=bool(rpc_pools),
     )
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _serve(settings, ready_file)
+    from tracelake.worker.app import run_worker
+
+    serve(lambda stop, hurry, ready: run_worker(settings, stop, hurry, ready), name, ready_file)
 
 
 worker.__doc__ = HELP
@@ -159,20 +159,11 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
             object_root=Path(root).absolute() if root else home / "objects",
             secrets_file=secrets_file,
         )
-    return _of_home(home, secrets_file, [name for name in _FACTS if given[name]])
+    return _of_home(home, secrets_file, [name for name in _FACTS if not given[name]])
 
 
-def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
-    from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
-
-    handle = read_handle(home / DEV_FILE, DevHandle)
-    if handle is None:
-        missing = [name for name in _FACTS if name not in given]
-        raise Unavailable(
-            NOT_RUNNING,
-            f"no stack runs on the home {home}: start one with `{start_command(home)}`, "
-            f"or say where it is by {', '.join(missing)}",
-        )
+def _of_home(home: Path, secrets_file: Path | None, missing: list[str]) -> _Facts:
+    handle = stack_on(home, missing)
     return _Facts(
         internal_url=handle.internal_url,
         worker_token=Secret(handle.worker_token),
@@ -185,36 +176,6 @@ def _of_home(home: Path, secrets_file: Path | None, given: list[str]) -> _Facts:
         secrets_file=secrets_file,
         operators=handle.operators,
     )
-
-
-def _serve(settings: WorkerSettings, ready_file: Path | None) -> None:
-    import asyncio
-
-    import uvloop
-
-    from tracelake.worker.app import run_worker
-
-    def ready() -> None:
-        if ready_file is not None:
-            ready_file.write_text(f"{os.getpid()}\n")
-        typer.echo(f"ready  {settings.worker_id}")
-
-    async def main() -> None:
-        stop, hurry = asyncio.Event(), asyncio.Event()
-
-        def asked() -> None:
-            (hurry if stop.is_set() else stop).set()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked)
-        await run_worker(settings, stop, hurry, ready)
-
-    try:
-        uvloop.run(main())
-    finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
 
 
 def _seconds(text: str) -> float:

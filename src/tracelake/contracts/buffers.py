@@ -32,7 +32,8 @@ class BufferBatch(Struct, frozen=True, tag="batch", tag_field="kind", omit_defau
     """Records that one attempt published. ``records`` is a JSON array as text, or ``artifact`` says where one is.
 
     ``producer`` is ``dag/job``. ``scope_start`` and ``scope_end`` are the blocks that its task is about, null for a
-    task that is about none; ``revision`` is the highest revision of its inputs.
+    task that is about none; ``revision`` is where the revisions of its job's generation begin, plus those of all
+    inputs and outputs of the task.
     """
 
     batch_id: UUID

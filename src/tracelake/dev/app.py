@@ -20,20 +20,21 @@ from tracelake.dev.part import Part
 from tracelake.dev.ports import Ports
 from tracelake.dev.postgres_part import PostgresPart, last_port
 from tracelake.dev.progress import Onlooker
-from tracelake.dev.query_part import QUERY_FILE, query_spec
+from tracelake.dev.query_part import QUERY_FILE, QueryPart, query_spec
 from tracelake.dev.sink_part import sink_spec
 from tracelake.dev.supervisor import Supervisor
 from tracelake.dev.worker_part import worker_name, worker_spec
 from tracelake.hot.install import install
 from tracelake.secret import Secret
+from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 
 SPARK = "ecs_spark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevOptions:
-    user_port: int = 8600
-    internal_port: int = 8601
+    user_port: int = USER_PORT
+    internal_port: int = INTERNAL_PORT
     query_port: int = 0
     runtimes: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
@@ -56,6 +57,8 @@ def run_dev(
         try:
             if supervisor.bring_up(stack.stages(), stack.needs()):
                 stack.publish(supervisor)
+                if stack.query.refused is not None:
+                    onlooker.say(f"without queries: {stack.query.refused}")
                 on_ready(stack.handle(supervisor))
                 supervisor.watch(lambda: stack.publish(supervisor))
             onlooker.say("stopping")
@@ -108,6 +111,7 @@ class _Stack:
         self._home = home
         self._options = options
         self._addresses = addresses
+        self.query = QueryPart(query_spec(home, addresses))
         self._state = PostgresPart(
             home.state_cluster,
             name="state",
@@ -134,7 +138,7 @@ class _Stack:
         ]
         return [
             [self._state, self._data],
-            [ChildProcess(query_spec(home, addresses)), ChildProcess(dispatcher)],
+            [self.query, ChildProcess(dispatcher)],
             [ChildProcess(spec) for spec in (sink_spec(home, environment=environment), *workers)],
         ]
 
@@ -174,10 +178,10 @@ class _Stack:
             user_token=addresses.user_token,
             state_dsn=self._state.dsn(STATE_DATABASE),
             data_dsn=self._data.dsn(DATA_DATABASE),
-            queue_dsn=addresses.queue_dsn,
-            data_write_dsn=addresses.data_write_dsn,
-            staging_dsn=addresses.staging_dsn,
-            data_read_dsn=addresses.data_read_dsn,
+            queue_dsn=addresses.dsns.queue,
+            data_write_dsn=addresses.dsns.data_write,
+            staging_dsn=addresses.dsns.staging,
+            data_read_dsn=addresses.dsns.data_read,
             object_root=addresses.object_root,
             operators=options.operators,
             rpc_pools=None if options.rpc_pools is None else str(options.rpc_pools),

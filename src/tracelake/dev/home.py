@@ -14,6 +14,8 @@ home/
   VERSION                         the newest program that ran a stack here
   lock                            held by the stack that runs here, with its process id
   dev.json, dispatcher.json       how to reach what runs here, while it does
+  query.json                      the same of the Query Service
+  sink.pid, worker-*.pid          the processes that take work here, while they do
 """
 
 from __future__ import annotations

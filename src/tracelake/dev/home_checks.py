@@ -5,13 +5,10 @@ from __future__ import annotations
 import shutil
 
 from tracelake import __version__
+from tracelake.dev.disk_space import MIB, needed_bytes
 from tracelake.dev.home import Home
 from tracelake.dev.home_version import VERSION_FILE, is_older, read_version, refuse_newer
 from tracelake.domain.errors import Unavailable
-
-_MIB = 1024 * 1024
-_NEW_HOME_BYTES = 256 * _MIB
-_KNOWN_HOME_BYTES = 32 * _MIB
 
 
 def take_over(home: Home, program: str = __version__) -> None:
@@ -25,10 +22,10 @@ def take_over(home: Home, program: str = __version__) -> None:
 def check_space(home: Home) -> None:
     """A database that runs out of space halfway through its start says so in many lines."""
     free = shutil.disk_usage(home.folder).free
-    least = _KNOWN_HOME_BYTES if home.state_cluster.exists() else _NEW_HOME_BYTES
+    least = needed_bytes(home.state_cluster)
     if free < least:
         raise Unavailable(
             "DiskFull",
-            f"only {free // _MIB} MiB are free on the disk of {home.folder}, and {least // _MIB} MiB are needed "
+            f"only {free // MIB} MiB are free on the disk of {home.folder}, and {least // MIB} MiB are needed "
             "to start: free some space, or choose another home with --home",
         )

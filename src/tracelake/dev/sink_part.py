@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from tracelake.dev.child_process import ChildSpec
 from tracelake.dev.home import Home
+from tracelake.dev.ready_file import says_ready
 
 NAME = "sink"
 DRAIN_SECONDS = 2
@@ -26,16 +27,10 @@ def sink_spec(home: Home, *, environment: Mapping[str, str]) -> ChildSpec:
             *("--ready-file", str(ready_file), "--drain-seconds", str(DRAIN_SECONDS)),
         ]
 
-    def ready(pid: int) -> bool:
-        try:
-            return ready_file.read_text().strip() == str(pid)
-        except FileNotFoundError:
-            return False
-
     return ChildSpec(
         name=NAME,
         argv=argv,
-        ready=ready,
+        ready=lambda pid: says_ready(ready_file, pid),
         folder=home.folder,
         log=home.logs / f"{NAME}.log",
         env=lambda: {**os.environ, **environment},

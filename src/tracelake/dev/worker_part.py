@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tracelake.dev.child_process import ChildSpec
 from tracelake.dev.home import Home
+from tracelake.dev.ready_file import says_ready
 
 DRAIN_SECONDS = 2
 """Ctrl-C ends the whole stack within 10 s: what isn't done by then is handed back and done after the next start."""
@@ -35,16 +36,10 @@ def worker_spec(
             *(option for each in operators for option in ("--operators", each)),
         ]
 
-    def ready(pid: int) -> bool:
-        try:
-            return ready_file.read_text().strip() == str(pid)
-        except FileNotFoundError:
-            return False
-
     return ChildSpec(
         name=name,
         argv=argv,
-        ready=ready,
+        ready=lambda pid: says_ready(ready_file, pid),
         folder=home.folder,
         log=home.logs / f"{name}.log",
         env=lambda: {**os.environ, **environment},

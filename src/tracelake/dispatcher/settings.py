@@ -15,6 +15,7 @@ from typing import Any
 
 from tracelake.domain.errors import Invalid
 from tracelake.secret import Secret
+from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 
 _INTERVALS = (
     "reap_seconds",
@@ -44,8 +45,8 @@ class DispatcherSettings:
     key_folder: Path
     worker_token_file: Path
     host: str = "127.0.0.1"
-    user_port: int = 8600
-    internal_port: int = 8601
+    user_port: int = USER_PORT
+    internal_port: int = INTERNAL_PORT
     runtimes: Mapping[str, str] = field(default_factory=dict)
     invoker_url: str | None = None
     query_url: str | None = None

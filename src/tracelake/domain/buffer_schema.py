@@ -6,6 +6,7 @@ under the old schema are rows of the new one, with nulls where they had nothing 
 
 Beside the declared columns every buffered table has those of the platform, which no record may set. The one
 exception is ``revision``: a schema that declares it as bigint says itself which of two records replaces the other.
+What a reorg retracts is decided by ``made_at_revision``, which stays the platform's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PLATFORM_COLUMNS: Mapping[str, str] = {
     "scope_start": "bigint",
     "scope_end": "bigint",
     REVISION: "bigint",
+    "made_at_revision": "bigint",
     "written_at": "timestamptz",
     "retracted_at": "timestamptz",
 }

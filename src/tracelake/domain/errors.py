@@ -66,9 +66,10 @@ class Unavailable(TracelakeError):
 
 @dataclass(frozen=True, slots=True)
 class DagProblem:
-    """One thing wrong with a DAG file, where it stands and in which field."""
+    """One thing wrong with a DAG file, where it stands (counted from 1) and in which field."""
 
     line: int
+    column: int
     field: str
     message: str
 
@@ -79,5 +80,6 @@ class InvalidDag(Invalid):
     def __init__(self, problems: Sequence[DagProblem]) -> None:
         first = problems[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__("InvalidDag", f"line {first.line}, {first.field}: {first.message}{more}")
+        place = f"line {first.line}, column {first.column}, {first.field}"
+        super().__init__("InvalidDag", f"{place}: {first.message}{more}")
         self.problems = tuple(problems)

@@ -103,10 +103,6 @@ class Where(msgspec.Struct, frozen=True):
         """Whether a row is kept. As in SQL, unknown is not true; a column that the row lacks is NULL."""
         return _truth(self.tree, row) is True
 
-    def to_sql(self) -> str:
-        """The predicate for a Postgres statement: identifiers always quoted, literals escaped."""
-        return render(self.tree, quote_all=True)
-
 
 def all_of(terms: Iterable[Predicate]) -> Predicate:
     return _combine(terms, And)

@@ -23,11 +23,14 @@ from tracelake.contracts.query_api import (
     TRUNCATED_HEADER,
     QueriedDataset,
 )
+from tracelake.query.engine.weight import weight
 from tracelake.query.json_values import encode_row, encode_rows, plain_rows
 from tracelake.serving.answer import JSON, Answer
 
-SOON = 1000
-"""Rows that are turned into JSON where they are; more of them in a thread, so that others are served meanwhile."""
+SOON = 64 * 1024
+"""Weight of rows that are turned into JSON where they are; more of it in a thread, so that others are served."""
+
+ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +79,22 @@ class JsonForm:
     async def add(self, batch: pa.RecordBatch) -> None:
         if self.full or not batch.num_rows:
             return
-        if batch.num_rows > SOON:
+        if weight(batch) > SOON:
             await asyncio.to_thread(self._add, batch)
         else:
             self._add(batch)
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        encoded = encode_rows(batch, self._types)
-        if len(encoded) <= self._left:
-            self._keep(encoded, batch.num_rows)
-            return
-        self.full = True
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            some = batch.slice(start, ROWS_AT_ONCE)
+            encoded = encode_rows(some, self._types)
+            if len(encoded) > self._left:
+                self.full = True
+                self._keep_first(some)
+                return
+            self._keep(encoded, some.num_rows)
+
+    def _keep_first(self, batch: pa.RecordBatch) -> None:
         for row in plain_rows(batch, self._types):
             encoded = encode_row(row)
             if len(encoded) > self._left:

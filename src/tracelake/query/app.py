@@ -92,7 +92,10 @@ async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, 
         hot = HotDatabase(settings.reading_dsn)
         stack.push_async_callback(hot.close)
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0, trust_env=False))
-        slots = await Slots.open(settings.slots, settings.limits.of_slot(), queue=settings.limits.queue)
+        limits = settings.limits
+        slots = await Slots.open(
+            settings.slots, limits.of_slot(), queue=limits.queue, unconfined=limits.unconfined
+        )
         stack.push_async_callback(slots.close)
         _say_what_confines(slots)
         metrics = QueryMetrics(registry)

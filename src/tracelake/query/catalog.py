@@ -16,6 +16,7 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import structlog
 from asyncpg.pool import PoolConnectionProxy
 
 from tracelake import sqlfiles
@@ -26,6 +27,8 @@ from tracelake.query.relation import ResolvedRelation, WantedBlocks
 from tracelake.query.state_pool import STATE_ERRORS, close_pool, open_pool
 from tracelake.secret import Secret
 from tracelake.tokens.user_tokens import hash_token, looks_like_token
+
+log = structlog.get_logger(__name__)
 
 USER_SECONDS = 5.0
 MAX_USERS = 1024
@@ -145,8 +148,6 @@ async def _asked(pool: asyncpg.Pool) -> AsyncIterator[PoolConnectionProxy[asyncp
         async with pool.acquire(timeout=_ACQUIRE_SECONDS) as connection:
             yield connection
     except STATE_ERRORS as error:
-        raise Unavailable("CatalogUnavailable", f"the catalog can't be read: {_why(error)}") from error
-
-
-def _why(error: BaseException) -> str:
-    return type(error).__name__ if isinstance(error, TimeoutError) else str(error)
+        # Whoever asks isn't told of hosts, roles and databases.
+        log.warning("the catalog can't be read", error=f"{type(error).__name__}: {error}")
+        raise Unavailable("CatalogUnavailable", "the catalog can't be read now; try again") from error

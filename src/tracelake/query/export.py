@@ -21,6 +21,7 @@ from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 from tracelake.query.answers import Facts
 from tracelake.query.authentication import Asker
 from tracelake.query.caller import TaskCaller
+from tracelake.query.engine.weight import weight
 from tracelake.serving.answer import Answer, json_answer
 
 GROUP_ROWS = 122_880
@@ -54,6 +55,7 @@ class ParquetForm:
         self._upload: Upload | None = None
         self._writer: pq.ParquetWriter | None = None
         self._group: list[pa.RecordBatch] = []
+        self._weight = 0
         self._bytes = 0
 
     async def begin(self, schema: pa.Schema, types: Sequence[str]) -> None:
@@ -67,18 +69,16 @@ class ParquetForm:
 
     async def add(self, batch: pa.RecordBatch) -> None:
         self._group.append(batch)
+        self._weight += weight(batch)
         self.rows += batch.num_rows
-        if (
-            sum(each.num_rows for each in self._group) >= GROUP_ROWS
-            or sum(each.nbytes for each in self._group) >= GROUP_BYTES
-        ):
+        if sum(each.num_rows for each in self._group) >= GROUP_ROWS or self._weight >= GROUP_BYTES:
             await in_thread(self._write_group)
 
     def _write_group(self) -> None:
         assert self._writer is not None
         assert self._upload is not None
         if self._group:
-            group, self._group = pa.Table.from_batches(self._group), []
+            group, self._group, self._weight = pa.Table.from_batches(self._group), [], 0
             self._writer.write_table(group, row_group_size=GROUP_ROWS)
         if self._upload.file.tell() > self._most:
             raise Invalid(

@@ -18,6 +18,7 @@ Values: TypeAlias = list[Any]
 _encode = msgspec.json.Encoder().encode
 
 _FOREVER = 2**63 - 1
+_AT_ONCE = 8192
 
 
 def encode_rows(batch: pa.RecordBatch, types: Sequence[str]) -> bytes:
@@ -40,20 +41,30 @@ def plain_values(array: pa.Array, name: str) -> Values:
     for applies, convert in _RULES:
         if applies(kind):
             return convert(array, name)
-    values: Values = array.to_pylist()
+    return _listed(array)
+
+
+def _listed(array: pa.Array) -> Values:
+    """By pieces: Arrow lets no other thread in before it is through, and a single row may have millions."""
+    if len(array) <= _AT_ONCE:
+        values: Values = array.to_pylist()
+        return values
+    values = []
+    for start in range(0, len(array), _AT_ONCE):
+        values += array.slice(start, _AT_ONCE).to_pylist()
     return values
 
 
 def _decimals(array: pa.Array, name: str) -> Values:
     """HUGEINT comes as a decimal without digits behind the point, as DECIMAL(38,0) does."""
-    text: Values = pc.cast(array, pa.string()).to_pylist()
+    text = _listed(pc.cast(array, pa.string()))
     if "HUGEINT" not in name or array.type.scale:
         return text
     return [None if value is None else int(value) for value in text]
 
 
 def _bytes(array: pa.Array, _: str) -> Values:
-    return [None if value is None else f"0x{value.hex()}" for value in array.to_pylist()]
+    return [None if value is None else f"0x{value.hex()}" for value in _listed(array)]
 
 
 def _timestamps(array: pa.Array, _: str) -> Values:
@@ -70,7 +81,7 @@ def _dates(array: pa.Array, _: str) -> Values:
 
 def _endless(text: pa.Array, numbers: pa.Array, forever: int = _FOREVER) -> Values:
     """``infinity`` and ``-infinity`` are the largest numbers of either sign, which no calendar reaches."""
-    shown: Values = text.to_pylist()
+    shown = _listed(text)
     for at, value in enumerate(shown):
         if value is not None and value.startswith("<"):
             number = numbers[at].as_py()
@@ -79,8 +90,7 @@ def _endless(text: pa.Array, numbers: pa.Array, forever: int = _FOREVER) -> Valu
 
 
 def _times(array: pa.Array, _: str) -> Values:
-    values: Values = _trimmed(pc.cast(array, pa.string())).to_pylist()
-    return values
+    return _listed(_trimmed(pc.cast(array, pa.string())))
 
 
 def _trimmed(text: pa.Array) -> pa.Array:
@@ -89,7 +99,7 @@ def _trimmed(text: pa.Array) -> pa.Array:
 
 
 def _intervals(array: pa.Array, _: str) -> Values:
-    return [None if value is None else _interval(*value) for value in array.to_pylist()]
+    return [None if value is None else _interval(*value) for value in _listed(array)]
 
 
 def _interval(months: int, days: int, nanoseconds: int) -> str:
@@ -116,7 +126,7 @@ def _sign(number: int) -> int:
 def _lists(array: pa.Array, name: str) -> Values:
     """The values of all lists at once, then cut apart. A list that is null has none of them."""
     values = plain_values(array.flatten(), name)
-    lengths = pc.list_value_length(array).to_pylist()
+    lengths = _listed(pc.list_value_length(array))
     found, at = [], 0
     for length in lengths:
         found.append(None if length is None else values[at : at + length])
@@ -127,7 +137,7 @@ def _lists(array: pa.Array, name: str) -> Values:
 def _structs(array: pa.Array, name: str) -> Values:
     fields = [array.type.field(at).name for at in range(array.type.num_fields)]
     columns = [plain_values(each, name) for each in array.flatten()]
-    there = array.is_valid().to_pylist()
+    there = _listed(array.is_valid())
     rows = zip(*columns, strict=True) if columns else iter([()] * len(there))
     return [
         dict(zip(fields, row, strict=True)) if valid else None for valid, row in zip(there, rows, strict=True)
@@ -143,7 +153,7 @@ def _maps(array: pa.Array, name: str) -> Values:
 
 def _unions(array: pa.Array, name: str) -> Values:
     members = [plain_values(array.field(at), name) for at in range(array.type.num_fields)]
-    return [members[code][at] for at, code in enumerate(array.type_codes.to_pylist())]
+    return [members[code][at] for at, code in enumerate(_listed(array.type_codes))]
 
 
 def _dictionaries(array: pa.Array, name: str) -> Values:

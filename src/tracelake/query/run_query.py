@@ -33,7 +33,7 @@ from tracelake.objects.base import ObjectStore
 from tracelake.query.answers import ArrowForm, Facts, Form, JsonForm
 from tracelake.query.audit import AuditEntry, AuditLog, DatasetRead, QueryOutcome
 from tracelake.query.authentication import Asker
-from tracelake.query.caller import TaskCaller
+from tracelake.query.caller import Caller, TaskCaller
 from tracelake.query.engine.slots import Slots
 from tracelake.query.export import ParquetForm, export_location
 from tracelake.query.metrics import QueryMetrics
@@ -53,6 +53,8 @@ _ON_THE_WIRE = {
     "QueryOutOfMemory": QUERY_TOO_BIG,
 }
 """What the parts say, in the words of the contract: all of them are the statement's own fault."""
+
+_OBJECTS = frozenset({"ObjectsUnavailable", "ObjectStoreUnavailable"})
 
 
 class QueryBroke(TracelakeError):
@@ -113,6 +115,8 @@ class QueryRunner:
         self._running.add(task)
         try:
             return await self._run(asker, query, arrow=arrow)
+        except Unavailable as error:
+            raise _without_details(error) from None
         finally:
             self._running.discard(task)
 
@@ -150,13 +154,15 @@ class QueryRunner:
             raise TooLarge("QueryTooLarge", f"the SQL has more than {MAX_SQL_BYTES} bytes")
         from_wire(query.params)
         rows, most_bytes = self._most(query)
-        async with self._slots.take(limits.wait_seconds) as slot:
+        async with self._slots.take(limits.wait_seconds, key=_key(asker.caller)) as slot:
             parsed = await slot.parse(query.sql, query.params if query.params is not None else ())
             async with self._opener.open(asker.caller, parsed.relations, seconds=limits.seconds) as opened:
                 course.datasets = opened.datasets
                 course.started = True
-                result = await slot.run(opened.relations, max_rows=rows, max_bytes=most_bytes)
-                course.scanned = result.bytes_scanned
+                course.scanned = sum(relation.bytes() for relation in opened.relations)
+                result = await slot.run(
+                    opened.relations, max_rows=rows, max_bytes=most_bytes, row_bytes=limits.result_bytes
+                )
                 await form.begin(result.schema, result.types)
                 async for batch in result.batches:
                     await form.add(batch)
@@ -225,6 +231,19 @@ class QueryRunner:
             log.warning(
                 "a canceled query has no audit row", query_id=str(course.query_id), reason=error.reason
             )
+
+
+def _key(caller: Caller) -> tuple[str, UUID]:
+    """Who takes turns with others."""
+    return ("task", caller.task_id) if isinstance(caller, TaskCaller) else ("user", caller.user_id)
+
+
+def _without_details(error: Unavailable) -> Unavailable:
+    """Where the platform keeps its files is for the log."""
+    if error.reason not in _OBJECTS:
+        return error
+    log.warning("the object store can't be used", reason=error.reason, error=error.message)
+    return Unavailable(error.reason, "the object store can't be used now; try again")
 
 
 def on_the_wire(error: TracelakeError) -> TracelakeError:

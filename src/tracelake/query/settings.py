@@ -13,30 +13,34 @@ from pathlib import Path
 from typing import Any
 
 from tracelake.domain.errors import Invalid
+from tracelake.query.engine.confinement import UNCONFINED
 from tracelake.query.engine.limits import SlotLimits
 from tracelake.secret import Secret
 
 MIB = 1024 * 1024
 ISSUER = "tracelake"
 AUDIENCE = "tracelake-task"
+_SLOT = SlotLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLimits:
     """``seconds``, ``memory_bytes``, ``spill_bytes`` and ``threads`` are of one query in its slot; ``wait_seconds``
     is how long one waits for a slot, and ``queue`` how many may. ``default_rows`` are answered where no ``limit``
-    is given, ``max_rows`` at most. ``result_bytes`` bounds an answer, ``export_bytes`` an exported file."""
+    is given, ``max_rows`` at most. ``result_bytes`` bounds an answer and every row, ``export_bytes`` an exported
+    file. ``unconfined``: run queries also where nothing keeps them from the machine's files."""
 
-    seconds: float = 30.0
-    memory_bytes: int = 1024 * MIB
-    spill_bytes: int = 2048 * MIB
-    threads: int = field(default_factory=lambda: SlotLimits().threads)
+    seconds: float = _SLOT.seconds
+    memory_bytes: int = _SLOT.memory_bytes
+    spill_bytes: int = _SLOT.spill_bytes
+    threads: int = _SLOT.threads
     wait_seconds: float = 10.0
     queue: int = 64
     default_rows: int = 10_000
     max_rows: int = 1_000_000
     result_bytes: int = 64 * MIB
     export_bytes: int = 4096 * MIB
+    unconfined: bool = False
 
     def of_slot(self) -> SlotLimits:
         return SlotLimits(
@@ -96,7 +100,14 @@ def tuned(limits: QueryLimits, environment: Mapping[str, str]) -> QueryLimits:
             kind = "a whole number" if whole else "a number"
             raise Invalid("InvalidSetting", f"{variable} must be {kind} between {least:g} and {most:g}")
         chosen[name] = value
-    found = replace(limits, **chosen)
+    found = replace(limits, **chosen, unconfined=limits.unconfined or _accepted(environment))
     if found.default_rows > found.max_rows:
         raise Invalid("InvalidSetting", "TRACELAKE_QUERY_DEFAULT_ROWS is more than TRACELAKE_QUERY_MAX_ROWS")
     return found
+
+
+def _accepted(environment: Mapping[str, str]) -> bool:
+    said = environment.get(UNCONFINED, "")
+    if said not in ("", "0", "1"):
+        raise Invalid("InvalidSetting", f"{UNCONFINED} must be 1, or not set")
+    return said == "1"

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
+import structlog
 from psycopg import sql
 
 from tracelake import sqlfiles
@@ -25,6 +26,8 @@ T = TypeVar("T")
 _SQL = sqlfiles.load("tracelake.query", "sql/snapshot.sql")
 _CANCEL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.1
+
+log = structlog.get_logger(__name__)
 
 
 class Snapshot:
@@ -43,7 +46,7 @@ class Snapshot:
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise Invalid("QueryTimeout", "the time was over before all hot rows were read") from error
-            raise
+            raise _unavailable(error) from error
         except asyncio.CancelledError:
             await self._cancel(running)
             raise
@@ -108,26 +111,35 @@ class HotDatabase:
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while self._idle:
-            self._idle.pop().close()
+        while (kept := self._kept()) is not None:
+            kept.close()
 
     def _begin(self, dsn: Secret, seconds: float) -> psycopg.Connection:
         """By a connection that was kept, or by a new one where those that were kept have died."""
         begin = sql.SQL(_SQL.begin).format(limit=sql.Literal(max(1, int(seconds * 1000))))
-        while self._idle:
-            kept = self._idle.pop()
+        while (kept := self._kept()) is not None:
             try:
                 kept.execute(begin)
                 return kept
             except psycopg.Error:
                 kept.close()
-        connection = connect(dsn.reveal())
+        try:
+            connection = connect(dsn.reveal())
+        except Unavailable as error:
+            raise _unavailable(error) from None
         try:
             connection.execute(begin)
         except psycopg.Error as error:
             connection.close()
-            raise Unavailable("DataUnavailable", f"the data database failed: {error}") from error
+            raise _unavailable(error) from error
         return connection
+
+    def _kept(self) -> psycopg.Connection | None:
+        """Asked for by several threads at once."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _end(self, connection: psycopg.Connection) -> None:
         try:
@@ -136,3 +148,20 @@ class HotDatabase:
             connection.close()
         if not connection.closed:
             self._idle.append(connection)
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    """For whoever asks, who isn't told of hosts, roles and databases. The log is, but not of what the database says
+    of a statement, which has values of the query in it."""
+    cause = error.__cause__ if isinstance(error, Unavailable) and error.__cause__ is not None else error
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    lost = isinstance(cause, Unavailable) or (isinstance(cause, psycopg.OperationalError) and state is None)
+    log.warning(
+        "the data database can't be read",
+        error=type(cause).__name__,
+        sqlstate=state,
+        detail=str(cause) if lost else None,
+    )
+    if isinstance(error, Unavailable) and error.reason != "DataUnavailable":
+        return error
+    return Unavailable("DataUnavailable", "the data database can't be read now; try again")

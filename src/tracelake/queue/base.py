@@ -88,8 +88,10 @@ class Queue(Protocol):
         max_messages: int = 10,
         wait_seconds: float = 0.0,
         visibility_seconds: float = 30.0,
+        max_bytes: int | None = None,
     ) -> list[Message]:
-        """Take up to ``max_messages``: as soon as there is one, or an empty list after ``wait_seconds``."""
+        """Take up to ``max_messages``: as soon as there is one, or an empty list after ``wait_seconds``. None is
+        added to bodies that weigh ``max_bytes`` together, so it is less than one message more."""
         ...
 
     async def extend(self, receipts: Sequence[str], *, visibility_seconds: float) -> list[str]:
@@ -139,7 +141,11 @@ def check_queue_name(queue: str) -> None:
         raise Invalid("BadQueueName", f"a queue's name matches {_QUEUE_NAME.pattern}, not {queue!r}")
 
 
-def check_receive(max_messages: int, wait_seconds: float, visibility_seconds: float) -> None:
+def check_receive(
+    max_messages: int, wait_seconds: float, visibility_seconds: float, max_bytes: int | None
+) -> None:
+    if max_bytes is not None and max_bytes < 1:
+        raise Invalid("BadBatchSize", f"max_bytes is {max_bytes}, not at least 1")
     if not 1 <= max_messages <= MAX_BATCH:
         raise Invalid("BadBatchSize", f"max_messages is {max_messages}, not within 1 and {MAX_BATCH}")
     check_seconds("wait_seconds", wait_seconds)

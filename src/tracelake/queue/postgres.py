@@ -157,9 +157,10 @@ class PostgresQueue(Queue):
         max_messages: int = 10,
         wait_seconds: float = 0.0,
         visibility_seconds: float = 30.0,
+        max_bytes: int | None = None,
     ) -> list[Message]:
         check_queue_name(queue)
-        check_receive(max_messages, wait_seconds, visibility_seconds)
+        check_receive(max_messages, wait_seconds, visibility_seconds, max_bytes)
         now = asyncio.get_running_loop().time
         deadline = now() + wait_seconds
         pause, longest_pause = _OUTAGE_PAUSE
@@ -167,7 +168,9 @@ class PostgresQueue(Queue):
             while True:
                 waiter.signal.clear()
                 try:
-                    messages, due_in = await self._take(queue, max_messages, visibility_seconds)
+                    messages, full, due_in = await self._take(
+                        queue, max_messages, visibility_seconds, max_bytes
+                    )
                 except Unavailable:
                     if self._closed or now() + pause > deadline:
                         raise
@@ -175,7 +178,7 @@ class PostgresQueue(Queue):
                     pause = min(longest_pause, pause * 2)
                     continue
                 if messages:
-                    if len(messages) == max_messages:
+                    if full:
                         waiter.signal.set()
                     return messages
                 if due_in == 0:
@@ -186,12 +189,13 @@ class PostgresQueue(Queue):
                 await waiter.wait(min(remaining, due_in, self._fallback_poll_seconds))
 
     async def _take(
-        self, queue: str, max_messages: int, visibility_seconds: float
-    ) -> tuple[list[Message], float]:
-        """What is due; or nothing, and in how many seconds to look again (0: there may be more, look on)."""
+        self, queue: str, max_messages: int, visibility_seconds: float, max_bytes: int | None
+    ) -> tuple[list[Message], bool, float]:
+        """What is due, and whether that is as much as it may be; or nothing, and in how many seconds to look again
+        (0: there may be more, look on)."""
         floor = self._floors.of(queue)
         rows = await self._fetch(
-            _SQL.receive, queue, max_messages, visibility_seconds, self._max_receives, floor
+            _SQL.receive, queue, max_messages, visibility_seconds, self._max_receives, floor, max_bytes
         )
         messages = [
             Message(
@@ -204,14 +208,16 @@ class PostgresQueue(Queue):
             for row in rows
             if row["receipt"] is not None
         ]
-        if len(messages) == max_messages:
+        weight = sum(row["size"] or 0 for row in rows)
+        full = len(messages) == max_messages or (max_bytes is not None and weight >= max_bytes)
+        if full:
             self._floors.raise_to(queue, rows[0]["floor"], looked_from=floor)
         else:
             self._floors.drop(queue)
         if messages or rows[0]["id"] is not None or floor != FRONT:
-            return messages, 0.0
+            return messages, full, 0.0
         due_in = rows[0]["due_in"]
-        return [], float("inf") if due_in is None else max(_SHORTEST_WAIT, due_in)
+        return [], False, float("inf") if due_in is None else max(_SHORTEST_WAIT, due_in)
 
     async def extend(self, receipts: Sequence[str], *, visibility_seconds: float) -> list[str]:
         check_seconds("visibility_seconds", visibility_seconds)

@@ -34,11 +34,12 @@ _FRAMEWORK_REASONS = {
 
 
 class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wrong with one field; ``line`` is there when the request was a file."""
+    """What is wrong with one field; ``line`` and ``column`` are there when the request was a file."""
 
     field: str
     message: str
     line: int | None = None
+    column: int | None = None
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,8 +70,8 @@ def problem(status: int, reason: str, detail: str, errors: list[FieldProblem] | 
 def problem_of(error: Exception) -> Problem:
     match error:
         case InvalidDag():
-            lines = [FieldProblem(each.field, each.message, each.line) for each in error.problems]
-            return problem(error.status, error.reason, error.message, lines)
+            places = [FieldProblem(p.field, p.message, p.line, p.column) for p in error.problems]
+            return problem(error.status, error.reason, error.message, places)
         case InvalidRequest():
             return problem(error.status, error.reason, error.message, error.errors)
         case BadRecords():

@@ -2,6 +2,10 @@
 
 Records are checked against the dataset's schema as it is deployed now. A schema only ever gains columns, so a batch
 that was published under an older one fits as well; one that names a schema that isn't known yet has it asked for.
+
+Records that were too large for a message lie in an artifact of its own. Once they are rows it is emptied and not
+removed, for a message may always come again: it then has nothing to say, and isn't taken for one whose records are
+lost.
 """
 
 from __future__ import annotations
@@ -11,16 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import structlog
 
 from tracelake.contracts.buffers import MAX_BATCH_BYTES, BufferBatch, BufferMessage, BufferRetract
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import NotFound, TracelakeError, Unavailable
 from tracelake.hot.buffers import Batch, BufferTable, Retraction, Row, bytes_columns
 from tracelake.objects.base import ObjectStore
+from tracelake.objects.layout import batch_location
 from tracelake.objects.prefix import ObjectLocation
 from tracelake.queue.base import Message
 
 Said = Batch | Retraction
+_NO_RECORDS = b"[]"
+_log = structlog.get_logger(__name__)
 
 
 class Poison(Exception):
@@ -34,12 +42,14 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message, what it says, and about how many bytes that is; ``table`` is what its rows are rows of."""
+    """A message, what it says, and about how many bytes that is; ``table`` is what its rows are rows of, and
+    ``artifact`` where they lie, if nobody else needs what is there."""
 
     message: Message
     table: BufferTable
     said: Said
     size: int
+    artifact: ObjectLocation | None = None
 
     @property
     def row_count(self) -> int:
@@ -59,13 +69,14 @@ class BatchReader:
         self._org_id = org_id
         self._objects = objects
         self._refresh = refresh
+        self._known: set[str] = set()
         self._use(table)
 
     def _use(self, table: BufferTable) -> None:
         self.table = table
         self._decoder = table.schema.decoder(self._org_id)
         self._bytes = bytes_columns(table.schema)
-        self._known = {table.schema.hash}
+        self._known.add(table.schema.hash)
 
     async def read(self, message: Message) -> Taken:
         """``Poison`` when it can't be merged, ``Unavailable`` when it can't be known."""
@@ -76,7 +87,9 @@ class BatchReader:
             retraction = Retraction(producer=said.producer, revision=said.revision, scope=scope)
             return Taken(message, self.table, retraction, 0)
         if said.schema_hash not in self._known:
-            self._use(await self._refresh())
+            deployed = await self._refresh()
+            if deployed.schema.hash != self.table.schema.hash:
+                self._use(deployed)
             self._known.add(said.schema_hash)
         text = await self._records(said)
         try:
@@ -84,7 +97,18 @@ class BatchReader:
         except TracelakeError as error:
             raise Poison(error.message, lasting=True) from None
         batch = Batch(producer=said.producer, revision=said.revision, scope=scope, rows=rows)
-        return Taken(message, self.table, batch, len(text))
+        return Taken(message, self.table, batch, len(text), self._own_artifact(said))
+
+    async def empty(self, artifact: ObjectLocation) -> None:
+        """After its records are rows for good. What isn't emptied only takes room."""
+        try:
+            await self._objects.put(artifact, _NO_RECORDS)
+        except TracelakeError as error:
+            _log.warning("artifact_not_emptied", artifact=artifact.uri, error=error.message)
+
+    def _own_artifact(self, said: BufferBatch) -> ObjectLocation | None:
+        own = batch_location(self._objects.root, said.dataset_uuid, said.batch_id)
+        return own if said.artifact == own.uri else None
 
     def _understand(self, message: Message) -> BufferMessage:
         try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from tracelake.domain.errors import Invalid
 from tracelake.hot.buffers import REFUSED, Batch, BufferStore, BufferTable, Merged, Retraction
 from tracelake.hot.commit import Writer
+from tracelake.objects.prefix import ObjectLocation
 from tracelake.queue.base import Message
 from tracelake.sink.batches import BatchReader, Poison, Taken
 from tracelake.sink.dead_letter import DeadLetters
@@ -27,6 +28,7 @@ from tracelake.worker.wake_ups import WakeUps
 MAX_PORTION_BYTES = 2 * 1024 * 1024
 MAX_PORTION_ROWS = 10_000
 MAX_MESSAGES = 500
+MAX_RECEIVED_BYTES = 2 * MAX_PORTION_BYTES
 _FIRST_MESSAGES = 32
 _TYPICAL_OVERHEAD = 1024
 _WAIT_SECONDS = 1.0
@@ -63,6 +65,7 @@ class Portion:
 @dataclass(frozen=True, slots=True)
 class _Written:
     receipts: list[str]
+    artifacts: list[ObjectLocation]
     merged: Merged
 
 
@@ -122,7 +125,7 @@ class Drain:
     async def _receive(self) -> None:
         while not self._finishing:
             await self._going.wait()
-            messages = await self._messages.receive(self._room, _WAIT_SECONDS)
+            messages = await self._messages.receive(self._room, _WAIT_SECONDS, MAX_RECEIVED_BYTES)
             portion = Portion(self._reader.table)
             size = 0
             for message in messages:
@@ -141,10 +144,10 @@ class Drain:
         await self._prepared.put(None)
 
     def _learn(self, count: int, size: int) -> None:
-        """As many messages next time as make about two portions: small ones travel by hundreds, large ones
-        don't."""
+        """As many messages next time as may come together if they are like these: what is looked at and left costs
+        the queue something."""
         each = size // count + _TYPICAL_OVERHEAD
-        self._room = max(1, min(MAX_MESSAGES, 2 * MAX_PORTION_BYTES // each))
+        self._room = max(1, min(MAX_MESSAGES, MAX_RECEIVED_BYTES // each))
 
     async def _read(self, message: Message) -> Taken | None:
         try:
@@ -176,7 +179,9 @@ class Drain:
             await self._merge_portion(table, taken[half:])
             return
         self._tally.merged([each.message for each in taken], merged)
-        await self._written.put(_Written([each.message.receipt for each in taken], merged))
+        receipts = [each.message.receipt for each in taken]
+        artifacts = [each.artifact for each in taken if each.artifact is not None]
+        await self._written.put(_Written(receipts, artifacts, merged))
 
     async def _settle(self) -> None:
         """What was merged while the last event was under way is told by one."""
@@ -194,6 +199,8 @@ class Drain:
                 await self._tell(last.position)
                 await self._forget(last.outbox_id)
             self._messages.done([receipt for each in written for receipt in each.receipts])
+            for artifact in (artifact for each in written for artifact in each.artifacts):
+                await self._reader.empty(artifact)
 
     async def _forget(self, outbox_id: int) -> None:
         await self._patience.until_done(lambda: self._store.said(outbox_id))

@@ -489,6 +489,15 @@ LIMITED: dict[str, tuple[str, ...]] = {
         _text("SELECT 1::", "STRUCT(a " * 800, "INT", ")" * 800),
         _doublings(40),
     ),
+    "values without bytes": (
+        "SELECT list_resize([NULL], 20000000)",
+        "SELECT list_resize([true], 20000000)",
+        "SELECT list_resize([NULL], 20000) FROM range(100000)",
+        _text("SELECT ", ",".join(["NULL"] * 5_000), " FROM range(8192)"),
+        _text("SELECT ", ",".join(["NULL"] * 1_900), " FROM range(1000000)"),
+        _text("SELECT list_transform(range(100000), lambda x: {'", "n" * 100_000, "': NULL})"),
+        "SELECT list_resize([NULL], 100000)::INTEGER[100000] FROM range(1000)",
+    ),
     "slow functions": (
         "SELECT sum(levenshtein(repeat('a', 5000), repeat('b', 5000) || range)) FROM range(100000)",
         "SELECT max(sha256(repeat(range::VARCHAR, 100000))) FROM range(10000000)",

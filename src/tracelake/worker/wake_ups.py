@@ -37,7 +37,9 @@ class WakeUps:
         self._away = False
         self._pause = _PAUSES[0]
 
-    async def receive(self, max_messages: int, wait_seconds: float) -> list[Message]:
+    async def receive(
+        self, max_messages: int, wait_seconds: float, max_bytes: int | None = None
+    ) -> list[Message]:
         """What is there, or nothing after ``wait_seconds``; through an outage, nothing after a growing pause."""
         try:
             messages = await self._queue.receive(
@@ -45,6 +47,7 @@ class WakeUps:
                 max_messages=max_messages,
                 wait_seconds=wait_seconds,
                 visibility_seconds=self._visibility,
+                max_bytes=max_bytes,
             )
         except Unavailable as error:
             if not self._away:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tracelake.dev.demo import check
-from tracelake.dev.demo.scenario import CHUNK, CHUNKS, LARGE, PAST, Scenario
+from tracelake.dev.demo.scenario import CHUNKS, LARGE, Scenario
 
 QUERIES = {
     "the past, from Parquet": """
@@ -32,10 +32,10 @@ class Report:
             began = time.monotonic()
             found = self._client.query_rows(sql)
             took = (time.monotonic() - began) * 1000
-            table = Table(*found.columns, title=f"{title}, in {took:.0f} ms", title_justify="left", box=None)
+            table = Table(*found.columns, box=None, padding=(0, 2))
             for row in found.rows:
                 table.add_row(*map(_shown, row))
-            self._console.print()
+            self._console.print(f"\n{title}, in {took:.0f} ms")
             self._console.print(table)
 
     def show_checks(self) -> int:
@@ -46,7 +46,7 @@ class Report:
                 what, figure, f"[green]✓[/green] {text}" if held else f"[red]✗ not so:[/red] {text}"
             )
         scenario = self._scenario
-        rate = PAST / scenario.history_seconds if scenario.history_seconds else 0.0
+        rate = self._scenario.past / scenario.history_seconds if scenario.history_seconds else 0.0
         table.add_row("history", f"{rate:,.0f} blocks/s", "with two kills in it, every block proven")
         table.add_row(
             "lag of the tip", f"{scenario.lag_seconds * 1000:.0f} ms", "from mined to stored, median"
@@ -58,8 +58,9 @@ class Report:
 
     def _history(self) -> list[tuple[str, str, bool, str]]:
         chain, client = self._scenario.chain, self._client
+        blocks, chunk = self._scenario.past, self._scenario.chunk
         tasks = client.tasks(dag="demo", job="history", limit=1000).tasks
-        pieces = client.explain_range("old_blocks", start=0, end=PAST - 1, limit=1000).pieces
+        pieces = client.explain_range("old_blocks", start=0, end=blocks - 1, limit=1000).pieces
         spans = [(each.start, each.end) for each in pieces]
         again = sum(max(0, task.attempt - 1) for task in tasks)
         past = check.stored_hashes(client, "old_blocks")
@@ -67,7 +68,7 @@ class Report:
             (
                 "chunks of the past",
                 f"{len(spans)}",
-                spans == [(start, start + CHUNK - 1) for start in range(0, PAST, CHUNK)]
+                spans == [(start, start + chunk - 1) for start in range(0, blocks, chunk)]
                 and len(tasks) == CHUNKS,
                 "each exactly once",
             ),
@@ -77,7 +78,12 @@ class Report:
                 all(each.verified == "full" for each in pieces),
                 "every root and hash recomputed",
             ),
-            ("blocks in Parquet", f"{len(past):,}", past == check.hashes(chain, 0, PAST - 1), "hash by hash"),
+            (
+                "blocks in Parquet",
+                f"{len(past):,}",
+                past == check.hashes(chain, 0, blocks - 1),
+                "hash by hash",
+            ),
             ("attempts taken over", f"{again}", again > 0, "from the worker that was killed"),
         ]
 
@@ -87,7 +93,7 @@ class Report:
         both = check.queried_hashes(client)
         compacted = len(client.partitions("blocks", limit=1000).partitions)
         transfers = check.hot_rows(client, scenario.data_dsn, "transfers")
-        wanted = check.hashes(chain, PAST, chain.head)
+        wanted = check.hashes(chain, self._scenario.past, chain.head)
         return [
             ("blocks in Postgres", f"{len(present):,}", present == wanted, "after the reorg"),
             (
@@ -99,7 +105,7 @@ class Report:
             (
                 "transfers decoded",
                 f"{transfers:,}",
-                transfers == check.count_transfers(chain, PAST, chain.head),
+                transfers == check.count_transfers(chain, self._scenario.past, chain.head),
                 "none of the old fork",
             ),
         ]
@@ -111,7 +117,7 @@ class Report:
             (
                 "alerts standing",
                 f"{len(standing)}",
-                standing == check.large_transfers(chain, PAST, chain.head, LARGE),
+                standing == check.large_transfers(chain, self._scenario.past, chain.head, LARGE),
                 "the large transfers of the chain as it is",
             ),
             ("alerts retracted", f"{retracted}", retracted > 0, "their blocks are gone"),

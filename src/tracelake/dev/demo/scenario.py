@@ -23,11 +23,9 @@ from tracelake.dev.demo.surroundings import handle_of
 from tracelake.domain.errors import TracelakeError, Unavailable
 from tracelake.evm.devchain.chain import DevChain
 
-PAST = 3_000
-CHUNK = 250
-CHUNKS = PAST // CHUNK
+CHUNKS = 12
 FINALITY = 16
-RANGE = 20
+RANGE = 25
 REORG_DEPTH = 8
 LARGE = 10**18
 """The dev chain moves amounts of every size; a good part of them are larger."""
@@ -40,7 +38,11 @@ IN_PYTHON = """runtime: ecs_python
 
 
 class Scenario:
-    def __init__(self, console: Console, client: Client, chain: DevChain, folder: Path) -> None:
+    """``past`` is how many blocks are history when it begins; a multiple of the chunks and of the ranges."""
+
+    def __init__(self, console: Console, client: Client, chain: DevChain, folder: Path, past: int) -> None:
+        self.past = past
+        self.chunk = past // CHUNKS
         self.console = console
         self.client = client
         self.chain = chain
@@ -70,17 +72,17 @@ class Scenario:
         for name, value in {
             "BUNDLE": bundle.bundle,
             "CHAIN_ID": str(self.chain.chain_id),
-            "CHUNK_SIZE": str(CHUNK),
-            "START_BLOCK": str(PAST),
+            "CHUNK_SIZE": str(self.chunk),
+            "START_BLOCK": str(self.past),
             "FINALITY": str(FINALITY),
             "RANGE_SIZE": str(RANGE),
             "LARGE": f"{LARGE:.1e}",
         }.items():
             yaml = yaml.replace(name, value)
         self.client.deploy(yaml.encode())
-        self.client.trigger("demo", "request", start=0, end=PAST - 1)
+        self.client.trigger("demo", "request", start=0, end=self.past - 1)
         self.console.print(
-            f"deployed [bold]demo[/bold]: blocks 0 to {PAST - 1:,} are asked for, later ones are followed\n"
+            f"deployed [bold]demo[/bold]: blocks 0 to {self.past - 1:,} are asked for, later ones are followed\n"
         )
         self.began = time.monotonic()
 
@@ -94,11 +96,11 @@ class Scenario:
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=self.console) as progress:
-            bar = progress.add_task("history", total=PAST)
+            bar = progress.add_task("history", total=self.past)
 
             def all_done() -> bool:
                 done = self._chunks_done()
-                progress.update(bar, completed=done * CHUNK)
+                progress.update(bar, completed=done * self.chunk)
                 if to_kill and done >= to_kill[0][1]:
                     part, _ = to_kill.pop(0)
                     os.kill(handle_of(self.folder).pids[part], signal.SIGKILL)
@@ -159,13 +161,13 @@ class Scenario:
         except TracelakeError:
             return False
         return [(each.start, each.end) for each in held] == [
-            (start, start + RANGE - 1) for start in range(PAST, final, RANGE)
+            (start, start + RANGE - 1) for start in range(self.past, final, RANGE)
         ]
 
     def _alerts_stand(self) -> bool:
         try:
             return check.standing_alerts(self.client) == check.large_transfers(
-                self.chain, PAST, self.chain.head, LARGE
+                self.chain, self.past, self.chain.head, LARGE
             )
         except TracelakeError:
             return False

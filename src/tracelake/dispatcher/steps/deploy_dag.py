@@ -29,7 +29,7 @@ from tracelake.domain.dag.model import (
     PublishedOutput,
     SourceKind,
 )
-from tracelake.domain.dag.parse import line_locator, parse_dag
+from tracelake.domain.dag.parse import locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
 from tracelake.domain.dag.world import JobKey, OutputRef, World
 from tracelake.store import buffers, bundles, dags, outbox, tasks
@@ -58,7 +58,7 @@ async def plan_dag(ctx: StepContext, yaml: str) -> DeployPlan:
     """What a deploy of this file would change; changes nothing."""
     spec, active = await _read(ctx, yaml)
     kept = await ctx.db.run(lambda tx: buffers.schemas_of_dag(tx, spec.name), lock=DeployLock.NONE)
-    return plan_deploy(spec, active, lambda path: line_locator(yaml)(path), kept)
+    return plan_deploy(spec, active, lambda path: locator(yaml)(path), kept)
 
 
 async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
@@ -69,7 +69,7 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
         active = await dags.active(tx)
         specs = {name: dag.spec for name, dag in active.items()}
         kept = await buffers.schemas_of_dag(tx, spec.name)
-        plan = plan_deploy(spec, specs, lambda path: line_locator(yaml)(path), kept)
+        plan = plan_deploy(spec, specs, lambda path: locator(yaml)(path), kept)
         known = await dags.version_of_yaml(tx, spec.name, sha256)
         version = known or await dags.add_version(tx, ctx.org_id, spec, yaml, sha256, actor)
         if not (spec.name in active and active[spec.name].version == version):

@@ -7,6 +7,8 @@ next generation, replaces the one from before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tracelake.contracts.dispatcher_api import PayloadInput
 from tracelake.dispatcher.steps import render_payload
 from tracelake.domain.block_range import BlockRange
@@ -14,25 +16,22 @@ from tracelake.store.tasks import TaskRow
 
 
 def scope_of(task: TaskRow) -> BlockRange | None:
-    """The task's blocks: its partition, or what it reads of its first triggering input that has blocks. An update
-    that has nothing new to read is about what was taken back."""
+    """The task's blocks: its partition, or all that it reads of triggering inputs that have blocks. An update that
+    has nothing new to read is about what was taken back."""
     if task.scope is not None:
         return task.scope
-    read = _by_block(task)
-    return (_window(read) or _taken_back(read)) if read is not None else None
+    reads = _by_block(task)
+    return _hull(map(_window, reads)) or _hull(map(_taken_back, reads))
 
 
 def remade(task: TaskRow) -> BlockRange | None:
-    """The blocks that this task did again because they were taken back; None when it didn't run because of that."""
-    if not any(read["trigger"] and read["invalidation"] for read in task.inputs or ()):
-        return None
+    """The blocks that this task did again because they were taken back; None when it didn't run because of that.
+    An update did what it read of every input of which something was taken back."""
     if task.scope is not None:
-        return task.scope
-    read = _by_block(task)
-    spans = [span for span in (_window(read), _taken_back(read)) if span is not None] if read else []
-    if not spans:
-        return None
-    return BlockRange(min(span.start for span in spans), max(span.end for span in spans))
+        again = any(read["trigger"] and read["invalidation"] for read in task.inputs or ())
+        return task.scope if again else None
+    reads = [read for read in _by_block(task) if read.invalidation]
+    return _hull([*map(_window, reads), *map(_taken_back, reads)])
 
 
 def revision_of(task: TaskRow, base: int) -> int:
@@ -41,9 +40,16 @@ def revision_of(task: TaskRow, base: int) -> int:
     return base + sum(read.revision for read in reads) + sum((task.output_revisions or {}).values())
 
 
-def _by_block(task: TaskRow) -> PayloadInput | None:
+def _by_block(task: TaskRow) -> list[PayloadInput]:
     reads = render_payload.from_json(task.inputs or [])
-    return next((read for read in reads if read.trigger and read.cursor_column is None), None)
+    return [read for read in reads if read.trigger and read.cursor_column is None]
+
+
+def _hull(spans: Iterable[BlockRange | None]) -> BlockRange | None:
+    found = [span for span in spans if span is not None]
+    if not found:
+        return None
+    return BlockRange(min(span.start for span in found), max(span.end for span in found))
 
 
 def _window(read: PayloadInput) -> BlockRange | None:

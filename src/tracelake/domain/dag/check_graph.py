@@ -33,7 +33,7 @@ def check_graph(
     elsewhere = {name for name, owner in installation.published_elsewhere.items() if owner != dag}
     for draft in drafts:
         if by_name[draft.spec.name] is not draft and draft.spec.name:
-            first = problems.line(by_name[draft.spec.name].path)
+            first = problems.mark(by_name[draft.spec.name].path).line
             problems.add_unless_known(
                 (*draft.path, "name"), f"{draft.spec.name!r} is the name of the job on line {first} too"
             )

@@ -18,6 +18,7 @@ from tracelake.domain.dag.model import (
     Storage,
     UpdateStrategy,
 )
+from tracelake.domain.dag.node import Mark
 from tracelake.domain.dag.problems import Path, format_path
 from tracelake.domain.dag.world import BufferedRef, JobKey, World
 from tracelake.domain.errors import DagProblem, InvalidDag
@@ -28,7 +29,7 @@ def check_world(
     new: DagSpec,
     before: World,
     after: World,
-    locate: Callable[[Path], int],
+    locate: Callable[[Path], Mark],
     kept: Mapping[str, BufferSchema] = MappingProxyType({}),
 ) -> None:
     """``kept`` are the schemas that this DAG's buffered datasets have rows of, by name."""
@@ -42,7 +43,7 @@ def check_world(
         *_not_added(new, kept),
     ]
     if found:
-        raise InvalidDag([DagProblem(locate(path), format_path(path), text) for path, text in found])
+        raise InvalidDag([DagProblem(*locate(path), format_path(path), text) for path, text in found])
 
 
 def _taken(new: DagSpec, before: World) -> Iterator[tuple[Path, str]]:

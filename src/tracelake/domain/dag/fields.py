@@ -33,7 +33,7 @@ class Fields:
         self.path = path
         self._node = node
         self._problems = problems
-        for key in node.key_lines:
+        for key in node.key_marks:
             if key not in known and not problems.known((*path, key)):
                 problems.add((*path, key), f"unknown field{did_you_mean(key, known)}")
 

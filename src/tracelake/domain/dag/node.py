@@ -1,28 +1,38 @@
-"""The nodes of a DAG file: JSON-like values that know their lines."""
+"""The nodes of a DAG file: JSON-like values that know where they stand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+
+class Mark(NamedTuple):
+    """A place in a file, counted from 1 as editors do; columns are characters."""
+
+    line: int
+    column: int
+
+
+START = Mark(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    line: int
+    mark: Mark
     value: str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Seq:
-    line: int
+    mark: Mark
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    line: int
+    mark: Mark
     entries: dict[str, Node]
-    key_lines: dict[str, int]
+    key_marks: dict[str, Mark]
 
 
 Node: TypeAlias = Scalar | Seq | Map

@@ -15,7 +15,7 @@ from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.job_fields import JOB_FIELDS, JOB_NAME, JobDraft, read_job
 from tracelake.domain.dag.model import DagSpec, JobSettings
 from tracelake.domain.dag.name_outputs import resolve_outputs
-from tracelake.domain.dag.node import Map, kind_of
+from tracelake.domain.dag.node import Map, Mark, kind_of
 from tracelake.domain.dag.problems import Path, Problems, fatal
 from tracelake.domain.dag.publish_fields import read_publish
 from tracelake.domain.dag.settings_fields import SETTINGS_FIELDS, read_settings
@@ -27,10 +27,10 @@ MAX_JOBS = 1000
 
 
 def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
-    """Raises ``InvalidDag`` with all problems, each with line and field."""
+    """Raises ``InvalidDag`` with all problems, each with line, column and field."""
     root, found = read_tree(text)
     if not isinstance(root, Map):
-        raise fatal(root.line, f"must be a map with name and jobs, not {kind_of(root)}")
+        raise fatal(root.mark, f"must be a map with name and jobs, not {kind_of(root)}")
     problems = Problems(root, found)
     top = Fields(root, (), problems, TOP_FIELDS)
     name = top.string("name", pattern=JOB_NAME) or ""
@@ -49,9 +49,9 @@ def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
     return DagSpec(name, tuple(draft.spec for draft in drafts), tuple(draft.entry for draft in publish))
 
 
-def line_locator(text: str | bytes) -> Callable[[Path], int]:
-    """Finds the line of a path in a file that has been parsed, for problems that come up later."""
-    return Problems(read_tree(text)[0]).line
+def locator(text: str | bytes) -> Callable[[Path], Mark]:
+    """Finds the place of a path in a file that has been parsed, for problems that come up later."""
+    return Problems(read_tree(text)[0]).mark
 
 
 def _read_jobs(top: Fields) -> list[JobDraft]:

@@ -20,6 +20,7 @@ from tracelake.domain.dag.cycles import topological
 from tracelake.domain.dag.diff import differences, tuning_differences
 from tracelake.domain.dag.fingerprint import fingerprints
 from tracelake.domain.dag.model import BufferedDataset, DagSpec, JobSpec, PublishedOutput, Storage
+from tracelake.domain.dag.node import START, Mark
 from tracelake.domain.dag.problems import Path
 from tracelake.domain.dag.world import BufferedRef, JobKey, OutputRef, World
 
@@ -91,17 +92,17 @@ class DeployPlan(msgspec.Struct, frozen=True):
         )
 
 
-def _first_line(_: Path) -> int:
-    return 1
+def _at_start(_: Path) -> Mark:
+    return START
 
 
 def plan_deploy(
     new: DagSpec,
     active: Mapping[str, DagSpec],
-    locate: Callable[[Path], int] = _first_line,
+    locate: Callable[[Path], Mark] = _at_start,
     kept: Mapping[str, BufferSchema] = MappingProxyType({}),
 ) -> DeployPlan:
-    """``active`` holds the active spec of each DAG by name. ``locate`` gives problems their line in the file.
+    """``active`` holds the active spec of each DAG by name. ``locate`` gives problems their place in the file.
     ``kept`` are the schemas of buffered datasets that this DAG has or once had: their rows are still there.
 
     Raises ``InvalidDag`` for what only shows in the company of the other DAGs and of what is stored: a name that

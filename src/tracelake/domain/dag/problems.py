@@ -1,6 +1,6 @@
 """Everything wrong with a DAG file, gathered before anything is said.
 
-A problem is added by its path in the file; the line is looked up in the tree, at the deepest part of the
+A problem is added by its path in the file; line and column are looked up in the tree, at the deepest part of the
 path that exists, so that a missing field points at the block that lacks it. A check that builds on a
 field which is already reported stays silent: one mistake, one line.
 """
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from tracelake.domain.dag.node import Map, Node, Seq
+from tracelake.domain.dag.node import Map, Mark, Node, Seq
 from tracelake.domain.errors import DagProblem, InvalidDag
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -34,13 +34,13 @@ def format_path(path: Path) -> str:
     return text or FILE
 
 
-def fatal(line: int, message: str) -> InvalidDag:
+def fatal(mark: Mark, message: str) -> InvalidDag:
     """A file that can't be read any further."""
-    return InvalidDag([DagProblem(line, FILE, message)])
+    return InvalidDag([DagProblem(mark.line, mark.column, FILE, message)])
 
 
 class Found(NamedTuple):
-    line: int
+    mark: Mark
     path: Path
     message: str
 
@@ -54,7 +54,7 @@ class Problems:
             self._record(problem)
 
     def add(self, path: Path, message: str) -> None:
-        self._record(Found(self.line(path), path, message))
+        self._record(Found(self.mark(path), path, message))
 
     def add_unless_known(self, path: Path, message: str) -> None:
         """For a follow-up check: silent when the field, or a part of it, is reported already."""
@@ -68,23 +68,23 @@ class Problems:
         self._found.append(problem)
         self._known.update(problem.path[:length] for length in range(len(problem.path) + 1))
 
-    def line(self, path: Path) -> int:
-        node, line = self._root, self._root.line
+    def mark(self, path: Path) -> Mark:
+        node, mark = self._root, self._root.mark
         for part in path:
-            if isinstance(node, Map) and isinstance(part, str) and part in node.key_lines:
-                line = node.key_lines[part]
+            if isinstance(node, Map) and isinstance(part, str) and part in node.key_marks:
+                mark = node.key_marks[part]
                 if part not in node.entries:
-                    return line
+                    return mark
                 node = node.entries[part]
             elif isinstance(node, Seq) and isinstance(part, int) and part < len(node.items):
                 node = node.items[part]
-                line = node.line
+                mark = node.mark
             else:
-                return line
-        return line
+                return mark
+        return mark
 
     def raise_if_any(self) -> None:
         if self._found:
-            unique = {DagProblem(line, format_path(path), message) for line, path, message in self._found}
-            ordered = sorted(unique, key=lambda problem: (problem.line, problem.field, problem.message))
+            unique = {DagProblem(*mark, format_path(path), message) for mark, path, message in self._found}
+            ordered = sorted(unique, key=lambda each: (each.line, each.column, each.field, each.message))
             raise InvalidDag(ordered[:MAX_REPORTED])

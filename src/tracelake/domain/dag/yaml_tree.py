@@ -1,4 +1,4 @@
-"""YAML text to a tree that knows its lines, built from parser events so that nothing recurses.
+"""YAML text to a tree that knows its lines and columns, built from parser events so that nothing recurses.
 
 Scalars follow YAML 1.2's core schema, not 1.1's: only ``true`` and ``false`` are booleans (``on``,
 ``yes`` and ``no`` are strings), ``010`` is ten, a date is a string. Numbers must fit JSON and 64 bits.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Protocol
 
 import yaml
 from yaml.events import (
@@ -24,7 +25,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from tracelake.domain.dag.node import Map, Node, Scalar, Seq
+from tracelake.domain.dag.node import START, Map, Mark, Node, Scalar, Seq
 from tracelake.domain.dag.problems import Found, Path, fatal
 
 MAX_BYTES = 1024 * 1024
@@ -51,45 +52,61 @@ def read_tree(source: str | bytes) -> tuple[Node, list[Found]]:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise fatal(mark.line + 1 if mark else 1, f"is not valid YAML: {error.problem}") from None
+        mark = _mark(error.problem_mark or error.context_mark)
+        raise fatal(mark, f"is not valid YAML: {error.problem}") from None
     except yaml.YAMLError:
-        raise fatal(1, "is not valid YAML") from None
+        raise fatal(START, "is not valid YAML") from None
     if builder.root is None:
-        raise fatal(1, "is empty")
+        raise fatal(START, "is empty")
     return builder.root, builder.problems
 
 
 def _readable(source: str | bytes) -> str:
     size = len(source) if isinstance(source, bytes) else len(source.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
-        raise fatal(1, f"is larger than {MAX_BYTES} bytes")
+        raise fatal(START, f"is larger than {MAX_BYTES} bytes")
     if isinstance(source, bytes):
         try:
             text = source.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise fatal(error.object[: error.start].count(b"\n") + 1, "is not UTF-8") from None
+            raise fatal(_end_of(error.object[: error.start].decode("utf-8")), "is not UTF-8") from None
     else:
         text = source
     text = text.removeprefix("\ufeff")
     if bad := _FORBIDDEN.search(text):
-        line = text[: bad.start()].count("\n") + 1
-        raise fatal(line, f"contains the character U+{ord(bad.group()):04X}, which YAML does not allow")
+        what = f"contains the character U+{ord(bad.group()):04X}, which YAML does not allow"
+        raise fatal(_end_of(text[: bad.start()]), what)
     return text
+
+
+def _end_of(text: str) -> Mark:
+    """Where the character after this beginning of a file stands."""
+    return Mark(text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+
+class _Place(Protocol):
+    """PyYAML's marks, of either loader, counted from 0."""
+
+    line: int
+    column: int
+
+
+def _mark(found: _Place | None) -> Mark:
+    return Mark(found.line + 1, found.column + 1) if found else START
 
 
 @dataclass(slots=True)
 class _Frame:
     """A collection that is still open."""
 
-    line: int
+    mark: Mark
     path: Path
     anchor: str | None
     nodes_before: int
     is_map: bool
     items: list[Node] = field(default_factory=list)
     entries: dict[str, Node] = field(default_factory=dict)
-    key_lines: dict[str, int] = field(default_factory=dict)
+    key_marks: dict[str, Mark] = field(default_factory=dict)
     key: str | None = None
     key_is_duplicate: bool = False
 
@@ -98,8 +115,8 @@ class _Frame:
 
     def node(self) -> Node:
         if self.is_map:
-            return Map(self.line, self.entries, self.key_lines)
-        return Seq(self.line, tuple(self.items))
+            return Map(self.mark, self.entries, self.key_marks)
+        return Seq(self.mark, tuple(self.items))
 
 
 class _Builder:
@@ -111,16 +128,16 @@ class _Builder:
         self._nodes = 0
 
     def take(self, event: Event) -> None:
-        line = event.start_mark.line + 1 if event.start_mark else 1
+        mark = _mark(event.start_mark)
         match event:
             case DocumentStartEvent() if self.root is not None:
-                raise fatal(line, "contains more than one document")
+                raise fatal(mark, "contains more than one document")
             case ScalarEvent():
-                self._scalar(event, line)
+                self._scalar(event, mark)
             case AliasEvent():
-                self._alias(event.anchor or "", line)
+                self._alias(event.anchor or "", mark)
             case MappingStartEvent() | SequenceStartEvent():
-                self._start(event, line)
+                self._start(event, mark)
             case MappingEndEvent() | SequenceEndEvent():
                 frame = self._open.pop()
                 self._remember(frame.anchor, frame.node(), frame.nodes_before)
@@ -128,60 +145,60 @@ class _Builder:
             case _:
                 return
 
-    def _start(self, event: MappingStartEvent | SequenceStartEvent, line: int) -> None:
+    def _start(self, event: MappingStartEvent | SequenceStartEvent, mark: Mark) -> None:
         if self._expects_key():
-            raise fatal(line, "uses a list or map as a key; keys must be strings")
+            raise fatal(mark, "uses a list or map as a key; keys must be strings")
         if len(self._open) >= MAX_DEPTH:
-            raise fatal(line, f"is nested more than {MAX_DEPTH} levels deep")
-        self._refuse_tag(event.tag, line)
+            raise fatal(mark, f"is nested more than {MAX_DEPTH} levels deep")
+        self._refuse_tag(event.tag, mark)
         path = self._open[-1].child_path() if self._open else ()
         is_map = isinstance(event, MappingStartEvent)
-        self._open.append(_Frame(line, path, event.anchor, self._nodes, is_map))
-        self._count(1, line)
+        self._open.append(_Frame(mark, path, event.anchor, self._nodes, is_map))
+        self._count(1, mark)
 
-    def _scalar(self, event: ScalarEvent, line: int) -> None:
-        self._refuse_tag(event.tag, line)
+    def _scalar(self, event: ScalarEvent, mark: Mark) -> None:
+        self._refuse_tag(event.tag, mark)
         before = self._nodes
-        self._count(1, line)
+        self._count(1, mark)
         is_plain = event.style is None or event.style == ""
         if self._expects_key():
-            self._take_key(event.value, is_plain, line)
-            self._remember(event.anchor, Scalar(line, event.value), before)
+            self._take_key(event.value, is_plain, mark)
+            self._remember(event.anchor, Scalar(mark, event.value), before)
             return
         path = self._open[-1].child_path() if self._open else ()
-        node = Scalar(line, self._value(event.value, is_plain, line, path))
+        node = Scalar(mark, self._value(event.value, is_plain, mark, path))
         self._remember(event.anchor, node, before)
         self._attach(node)
 
-    def _alias(self, anchor: str, line: int) -> None:
+    def _alias(self, anchor: str, mark: Mark) -> None:
         if anchor not in self._anchors:
-            raise fatal(line, f"refers to *{anchor}, which is not defined above")
+            raise fatal(mark, f"refers to *{anchor}, which is not defined above")
         if self._expects_key():
-            raise fatal(line, "uses an alias as a key; keys must be strings")
+            raise fatal(mark, "uses an alias as a key; keys must be strings")
         node, size = self._anchors[anchor]
-        self._count(size, line)
+        self._count(size, mark)
         self._attach(node)
 
-    def _take_key(self, text: str, is_plain: bool, line: int) -> None:
+    def _take_key(self, text: str, is_plain: bool, mark: Mark) -> None:
         frame = self._open[-1]
         path = (*frame.path, text)
         if is_plain and text == "<<":
-            self._problem(line, path, "merge keys are not supported")
-        elif is_plain and not isinstance(self._value(text, True, line, path), str):
-            self._problem(line, path, "keys must be strings; put it in quotes")
+            self._problem(mark, path, "merge keys are not supported")
+        elif is_plain and not isinstance(self._value(text, True, mark, path), str):
+            self._problem(mark, path, "keys must be strings; put it in quotes")
         elif _UNSTORABLE.search(text):
-            self._problem(line, frame.path, "a key contains a NUL or half a surrogate pair")
+            self._problem(mark, frame.path, "a key contains a NUL or half a surrogate pair")
         frame.key_is_duplicate = text in frame.entries
         if frame.key_is_duplicate:
-            self._problem(line, path, f"is given twice, first on line {frame.key_lines[text]}")
+            self._problem(mark, path, f"is given twice, first on line {frame.key_marks[text].line}")
         else:
-            frame.key_lines[text] = line
+            frame.key_marks[text] = mark
         frame.key = text
 
-    def _value(self, text: str, is_plain: bool, line: int, path: Path) -> str | int | float | bool | None:
+    def _value(self, text: str, is_plain: bool, mark: Mark, path: Path) -> str | int | float | bool | None:
         if not is_plain:
             if _UNSTORABLE.search(text):
-                self._problem(line, path, "contains a NUL or half a surrogate pair")
+                self._problem(mark, path, "contains a NUL or half a surrogate pair")
                 return ""
             return text
         if text in _NULL:
@@ -189,24 +206,24 @@ class _Builder:
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
         if _INT.match(text):
-            return self._integer(text, line, path)
+            return self._integer(text, mark, path)
         if _NOT_FINITE.match(text):
-            self._problem(line, path, "must be a finite number")
+            self._problem(mark, path, "must be a finite number")
             return 0
         if _FLOAT.match(text):
             number = float(text)
             if not isfinite(number):
-                self._problem(line, path, "is too large for a number; put it in quotes")
+                self._problem(mark, path, "is too large for a number; put it in quotes")
                 return 0
             return number
         return text
 
-    def _integer(self, text: str, line: int, path: Path) -> int:
+    def _integer(self, text: str, mark: Mark, path: Path) -> int:
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
         number = int(text if base == 10 else text[2:], base) if len(text) <= 64 else MAX_INT + 1
         if -MAX_INT - 1 <= number <= MAX_INT:
             return number
-        self._problem(line, path, "is an integer beyond 64 bits; put it in quotes")
+        self._problem(mark, path, "is an integer beyond 64 bits; put it in quotes")
         return 0
 
     def _attach(self, node: Node) -> None:
@@ -228,14 +245,14 @@ class _Builder:
         if anchor is not None:
             self._anchors[anchor] = (node, self._nodes - nodes_before)
 
-    def _count(self, nodes: int, line: int) -> None:
+    def _count(self, nodes: int, mark: Mark) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise fatal(line, f"has more than {MAX_NODES} values, aliases unfolded")
+            raise fatal(mark, f"has more than {MAX_NODES} values, aliases unfolded")
 
-    def _refuse_tag(self, tag: str | None, line: int) -> None:
+    def _refuse_tag(self, tag: str | None, mark: Mark) -> None:
         if tag is not None:
-            raise fatal(line, f"uses the tag {tag}; tags are not supported")
+            raise fatal(mark, f"uses the tag {tag}; tags are not supported")
 
-    def _problem(self, line: int, path: Path, message: str) -> None:
-        self.problems.append(Found(line, path, message))
+    def _problem(self, mark: Mark, path: Path, message: str) -> None:
+        self.problems.append(Found(mark, path, message))

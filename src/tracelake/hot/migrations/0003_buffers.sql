@@ -1,6 +1,8 @@
 -- Buffered datasets: tables that many jobs publish to and one sink writes. A row is known by its declared key; the one
--- with the higher revision replaces the other. What a table holds follows from which messages came, not from their
--- order: retractions are remembered, so that a batch that comes late is retracted as it comes.
+-- with the higher revision replaces the other, and of equal ones the one that was made later. What a table holds follows
+-- from which messages came, not from their order: retractions are remembered, so that a batch that comes late is
+-- retracted as it comes. A schema may declare `revision` and count as it likes; what is retracted follows from
+-- `made_at_revision` alone, which is the platform's.
 
 -- How far a buffered table's positions have come. They rise with every insert, replacement and retraction, and are what
 -- its consumers' cursors count.
@@ -37,8 +39,8 @@ BEGIN
     FROM jsonb_array_elements(columns) WITH ORDINALITY AS u(c, place) WHERE c ->> 0 <> 'revision';
     EXECUTE format(
         'CREATE TABLE %s (%s, position bigint NOT NULL, producer text NOT NULL, scope_start bigint, scope_end bigint,
-                          revision bigint NOT NULL, written_at timestamptz NOT NULL, retracted_at timestamptz,
-                          UNIQUE (%s))', target, declared, tracelake.quoted_list(key_columns));
+                          revision bigint NOT NULL, made_at_revision bigint NOT NULL, written_at timestamptz NOT NULL,
+                          retracted_at timestamptz, UNIQUE (%s))', target, declared, tracelake.quoted_list(key_columns));
     EXECUTE format('CREATE INDEX ON %s (position)', target);
     EXECUTE format('CREATE INDEX ON %s (producer, scope_end)', target);
     IF tracelake.has_column(to_regclass(target), 'block_number') THEN
@@ -98,7 +100,7 @@ BEGIN
     END IF;
 END $$;
 
--- Rows of a producer about these blocks that are older than the revision are retracted: those that are there, and by
+-- Rows of a producer about these blocks that were made before the revision are retracted: those that are there, and by
 -- the remembered retraction those that are still to come. A row is about its block, or else about its whole scope.
 -- Answers how many were.
 CREATE FUNCTION tracelake.retract_rows(
@@ -119,22 +121,23 @@ BEGIN
     END IF;
     IF tracelake.has_column(target, 'block_number') THEN
         about := format('block_number IS NULL AND %s UNION ALL
-                         SELECT ctid, position FROM %s WHERE producer = $1 AND revision < $4 AND retracted_at IS NULL
-                         AND block_number BETWEEN $2 AND $3', about, target);
+                         SELECT ctid, position FROM %s WHERE producer = $1 AND made_at_revision < $4
+                         AND retracted_at IS NULL AND block_number BETWEEN $2 AND $3', about, target);
     END IF;
     EXECUTE format(
         'UPDATE %1$s t SET retracted_at = now(), position = $5 + found.place
          FROM (SELECT at, row_number() OVER (ORDER BY position) AS place
                FROM (SELECT ctid AS at, position FROM %1$s
-                     WHERE producer = $1 AND revision < $4 AND retracted_at IS NULL AND %2$s) hit) found
+                     WHERE producer = $1 AND made_at_revision < $4 AND retracted_at IS NULL AND %2$s) hit) found
          WHERE t.ctid = found.at', target, about) USING whose, first_block, last_block, below, base;
     GET DIAGNOSTICS found = ROW_COUNT;
     RETURN found;
 END $$;
 
 -- Staged rows become the table's. `starts` are the numbers of the rows that batches begin with. Of several rows with one
--- key the highest revision counts, and of equal ones the first; what is there already gives way only to a higher one.
--- Answers how many were written, and the highest position.
+-- key the highest revision counts, of equal ones the one that was made at the highest, and then the first; so it is with
+-- what is there already. A row that is only said again, as its schema's own revision has it, keeps its position: nobody
+-- has to hear of it. Answers how many were written, and the highest position.
 CREATE FUNCTION tracelake.merge_rows(
     version uuid, staging_table text, starts bigint[], producers text[], scope_starts bigint[], scope_ends bigint[],
     revisions bigint[], base bigint, OUT written bigint, OUT highest bigint
@@ -149,33 +152,42 @@ DECLARE
     -- Mostly nothing that was retracted is newer than what comes, and then nobody needs to look at every row.
     late boolean := EXISTS (SELECT FROM tracelake.buffer_retraction r
                             WHERE r.dataset_version = version AND r.producer = ANY (producers)
-                            AND (own_revision OR r.revision > (SELECT min(v) FROM unnest(revisions) v)));
+                            AND r.revision > (SELECT min(v) FROM unnest(revisions) v));
 BEGIN
     EXECUTE format(
         'WITH merged AS (
-             INSERT INTO %1$s AS t (%2$s, position, producer, scope_start, scope_end, revision, written_at, retracted_at)
-             SELECT %2$s, $7 + "#", ($3)["#batch"], ($4)["#batch"], ($5)["#batch"], "#revision", now(), %3$s
+             INSERT INTO %1$s AS t (%2$s, position, producer, scope_start, scope_end, revision, made_at_revision,
+                                    written_at, retracted_at)
+             SELECT %2$s, $7 + "#", ($3)["#batch"], ($4)["#batch"], ($5)["#batch"], "#revision", "#made_at",
+                    now(), %3$s
              FROM (SELECT DISTINCT ON (%4$s) * FROM (
-                       SELECT n.*, %5$s AS "#revision"
+                       SELECT n.*, %5$s AS "#revision", ($6)["#batch"] AS "#made_at"
                        FROM (SELECT s.*, width_bucket(s."#", $2) AS "#batch" FROM %6$s s) n) r
-                   ORDER BY %4$s, "#revision" DESC, "#") s
-             ON CONFLICT (%4$s) DO UPDATE SET %7$s, position = excluded.position, producer = excluded.producer,
+                   ORDER BY %4$s, "#revision" DESC, "#made_at" DESC, "#") s
+             ON CONFLICT (%4$s) DO UPDATE SET %7$s, position = %8$s, producer = excluded.producer,
                  scope_start = excluded.scope_start, scope_end = excluded.scope_end, revision = excluded.revision,
-                 written_at = excluded.written_at, retracted_at = excluded.retracted_at
-             WHERE t.revision < excluded.revision
+                 made_at_revision = excluded.made_at_revision, written_at = excluded.written_at,
+                 retracted_at = excluded.retracted_at
+             WHERE (t.revision, t.made_at_revision) < (excluded.revision, excluded.made_at_revision)
              RETURNING t.position)
          SELECT count(*), max(position) FROM merged',
         target, tracelake.quoted_list(names),
         CASE WHEN late THEN format(
             'CASE WHEN EXISTS (SELECT FROM tracelake.buffer_retraction r
                                WHERE r.dataset_version = $1 AND r.producer = ($3)["#batch"]
-                               AND r.revision > "#revision" AND r.blocks @> int8range(%s, ''[]'')) THEN now() END',
+                               AND r.revision > "#made_at" AND r.blocks @> int8range(%s, ''[]'')) THEN now() END',
             CASE WHEN 'block_number' = ANY (names)
                  THEN 'coalesce(block_number, ($4)["#batch"]), coalesce(block_number, ($5)["#batch"])'
                  ELSE '($4)["#batch"], ($5)["#batch"]' END)
              ELSE 'NULL' END,
         keys, CASE WHEN own_revision THEN 'coalesce(n.revision, ($6)["#batch"])' ELSE '($6)["#batch"]' END,
-        staged, tracelake.quoted_list(names, '%1$I = excluded.%1$I'))
+        staged, tracelake.quoted_list(names, '%1$I = excluded.%1$I'),
+        CASE WHEN own_revision THEN format(
+            'CASE WHEN (%s, t.revision, t.retracted_at IS NULL)
+                       IS DISTINCT FROM (%s, excluded.revision, excluded.retracted_at IS NULL)
+                  THEN excluded.position ELSE t.position END',
+            tracelake.quoted_list(names, 't.%I'), tracelake.quoted_list(names, 'excluded.%I'))
+             ELSE 'excluded.position' END)
     INTO written, highest
     USING version, starts, producers, scope_starts, scope_ends, revisions, base;
 END $$;

@@ -4,7 +4,7 @@ What is started is a *template*: an interpreter with everything imported and one
 SQL or data. For each query it forks (3 ms, while the slot is idle; a connection would cost 17). The fork takes away
 from itself what it doesn't need, says ``Ready``, does one query and ends, and with it every descriptor, mapping and
 byte of that query: nothing is left for the next caller. If it ends in any other way, the template ends too and
-the service starts another.
+the service starts another. The service knows of a new fork from the template itself, by a pipe that no fork has.
 
 A fork is sound because the template has no threads but its own: the engine gets its threads in the fork. The
 protocol's socket is standard output.
@@ -19,6 +19,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import duckdb
@@ -32,6 +33,7 @@ from tracelake.query.engine.limits import MIB, OWN_BYTES, SlotLimits
 from tracelake.query.engine.messages import (
     DESCRIPTORS_AT_ONCE,
     HEADER,
+    PROOF_BYTES,
     TOLD,
     Asked,
     Attachment,
@@ -69,19 +71,24 @@ def main() -> None:
     restrict.limit_memory(setup.limits.memory_bytes + OWN_BYTES, max(setup.limits.spill_bytes, MIB))
     os.environ.clear()
     channel = take_channel()
+    proofs = _take_proofs(channel)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     connection = lockdown.connect(setup.limits, setup.folder)
-    warm_up = WarmUp(setup.folder)
+    warm_up = WarmUp()
     warm_up.do(connection.cursor())
     gc.collect()
     gc.freeze()
     restrict.be_unreadable()
-    template = os.getpid()
+    template, nothing = os.getpid(), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     while True:
+        _nothing_left(channel)
+        proof = os.urandom(PROOF_BYTES)
+        os.write(proofs, proof)
         child = os.fork()
         if child == 0:
-            _in_fork(lambda: _Query(channel, connection, setup, template).serve(warm_up))
+            os.close(proofs)
+            _in_fork(partial(_Query(channel, connection, setup, template, proof).serve, warm_up, nothing))
         _, status = os.waitpid(child, 0)
         if status != 0:
             os._exit(os.waitstatus_to_exitcode(status) % 256)
@@ -93,6 +100,25 @@ def take_channel() -> socket.socket:
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 1)
     return socket.socket(fileno=moved)
+
+
+def _take_proofs(channel: socket.socket) -> int:
+    """The pipe by which the template, and no fork of it, speaks to the service."""
+    _, received, _, _ = socket.recv_fds(channel, 1, 1)
+    if len(received) != 1:
+        os._exit(_SERVICE_IS_GONE)
+    os.set_inheritable(received[0], False)
+    return received[0]
+
+
+def _nothing_left(channel: socket.socket) -> None:
+    """The service speaks to a query's process only when it is ready. What is there before was meant for the last
+    one, which left it unread: the next must not take it for its own."""
+    try:
+        left = channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    os._exit(1 if left else _SERVICE_IS_GONE)
 
 
 def _in_fork(serve: Callable[[], None]) -> NoReturn:
@@ -112,14 +138,20 @@ def _in_fork(serve: Callable[[], None]) -> NoReturn:
 
 class _Query:
     def __init__(
-        self, channel: socket.socket, connection: duckdb.DuckDBPyConnection, setup: Setup, template: int
+        self,
+        channel: socket.socket,
+        connection: duckdb.DuckDBPyConnection,
+        setup: Setup,
+        template: int,
+        proof: bytes,
     ) -> None:
         self._channel = channel
         self._connection = connection
         self._setup = setup
         self._template = template
+        self._proof = proof
 
-    def serve(self, warm_up: WarmUp) -> None:
+    def serve(self, warm_up: WarmUp, nothing: int) -> None:
         restrict.die_with_parent(self._template)
         restrict.stay_alone(self._setup.folder)
         # Another connection to the same engine: random numbers would be the template's, the same in every fork.
@@ -128,7 +160,9 @@ class _Query:
             lockdown.use_threads(self._connection, self._setup.limits)
         warm_up.do(self._connection.cursor())
         lockdown.prove_made(self._connection, self._setup.limits, self._setup.folder)
-        self._say(Ready(landlock=restrict.landlock_version() > 0))
+        # From here on, what it complains of may quote the query, and standard error is for the log.
+        os.dup2(nothing, 2)
+        self._say(Ready(restrict.landlock_version() > 0, self._proof))
         asked = self._hear()
         if not isinstance(asked, Parse):
             raise ValueError("a query begins with its SQL")
@@ -151,7 +185,7 @@ class _Query:
             self._attach_and_lock(relations)
             # Not by ``execute``, which would have all rows in memory before the first is sent.
             query = self._connection.sql(sql, params=params or None)
-            send_rows(self._channel.sendall, query, order.max_rows, order.max_bytes)
+            send_rows(self._channel.sendall, query, order)
         except (ConnectionError, EOFError) as error:
             raise EOFError from error
         except Exception as error:

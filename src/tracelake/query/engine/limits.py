@@ -26,7 +26,7 @@ class SlotLimits:
 
     seconds: float = 30.0
     memory_bytes: int = 1024 * MIB
-    spill_bytes: int = 1024 * MIB
+    spill_bytes: int = 2048 * MIB
     threads: int = field(default_factory=_cores)
 
 

@@ -6,6 +6,7 @@ relations, files before tables: one byte for each ``DESCRIPTORS_AT_ONCE`` of the
 than 253 with a message.
 
     service                        slot
+    (a pipe, as descriptor)  →
                                    Ready
     Parse(sql, params)       →
                              ←     Parsed | Failed
@@ -14,7 +15,9 @@ than 253 with a message.
                              ←     ROWS …  then  Finished | Failed, and Ready for the next query
 
 The service believes nothing that a slot says beyond its form: lengths are bounded, messages decoded strictly, rows
-validated.
+validated and weighed. Each query has a process of its own, and all of them have this socket; so a ``Ready`` has to
+say what the template, which sees no query, has written to its pipe for the new process. It makes that up when the
+process before has ended: one that was taken over can't stay and take the next caller's query.
 """
 
 from __future__ import annotations
@@ -35,14 +38,19 @@ HEADER = struct.Struct("!IB")
 TOLD, ROWS = 0, 1
 DESCRIPTORS_AT_ONCE = 250
 LONGEST_MESSAGE = 16 * 1024 * 1024
-#: Rows are cut into frames of about this size, unless a single row is larger.
+#: Rows are cut into frames of about this weight, unless a single row is heavier.
 ROWS_FRAME_BYTES = 1024 * 1024
+LONGEST_SCHEMA = 4 * 1024 * 1024
+#: Of one process for one query, made by the template when the one before it is gone.
+PROOF_BYTES = 16
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", forbid_unknown_fields=True):
-    """The process waits for its query. ``landlock``: whether the kernel keeps it from other files as well."""
+    """The process waits for its query. ``landlock``: whether the kernel keeps it from other files as well;
+    ``proof``: what the template has told the service of this process alone."""
 
     landlock: bool
+    proof: bytes
 
 
 class Parse(msgspec.Struct, frozen=True, tag="parse", forbid_unknown_fields=True):
@@ -66,9 +74,12 @@ class Attachment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
+    """``row_bytes``: of a single row, and of a frame."""
+
     relations: list[Attachment]
     max_rows: int
     max_bytes: int
+    row_bytes: int
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave", forbid_unknown_fields=True):

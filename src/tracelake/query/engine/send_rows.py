@@ -17,33 +17,44 @@ from tracelake.query.engine.messages import (
     ROWS,
     ROWS_FRAME_BYTES,
     Finished,
+    Run,
     Started,
     frame,
 )
+from tracelake.query.engine.weight import MOST_COLUMNS, shape_problem, weight
 
 _ROWS_AT_ONCE = 8192
 
 Send: TypeAlias = Callable[[bytes | pa.Buffer], object]
 
 
-def send_rows(send: Send, query: duckdb.DuckDBPyRelation, max_rows: int, max_bytes: int) -> None:
+def send_rows(send: Send, query: duckdb.DuckDBPyRelation, order: Run) -> None:
+    if len(query.columns) > MOST_COLUMNS:
+        raise _too_wide(f"the result has {len(query.columns)} columns; {MOST_COLUMNS} at most")
     types = [str(kind) for kind in query.types]
-    reader: pa.RecordBatchReader = query.to_arrow_reader(max(1, min(_ROWS_AT_ONCE, max_rows + 1)))
+    reader: pa.RecordBatchReader = query.to_arrow_reader(max(1, min(_ROWS_AT_ONCE, order.max_rows + 1)))
+    if problem := shape_problem(reader.schema):
+        raise _too_wide(problem)
     send(frame(Started(reader.schema.serialize().to_pybytes(), types)))
-    finished = _send_all(send, reader, max_rows, max_bytes)
+    finished = _send_all(send, reader, order)
     send(frame(finished))
 
 
-def _send_all(send: Send, reader: pa.RecordBatchReader, max_rows: int, max_bytes: int) -> Finished:
+def _too_wide(problem: str) -> Invalid:
+    return Invalid("ResultTooWide", f"{problem}: name those that are needed")
+
+
+def _send_all(send: Send, reader: pa.RecordBatchReader, order: Run) -> Finished:
+    """A piece is within the row's limit by its weight, and all of them within the result's by their bytes."""
     rows = size = 0
-    frame_bytes = min(ROWS_FRAME_BYTES, max_bytes // 2)
+    max_rows, row_bytes = order.max_rows, min(order.row_bytes, order.max_bytes)
     for batch in reader:
         left = max_rows - rows
-        for part in _cut(batch.slice(0, left), frame_bytes):
-            body = _as_stream(part)
-            if size + body.size > max_bytes:
+        for part, heavy in _cut(batch.slice(0, left), min(ROWS_FRAME_BYTES, row_bytes // 2)):
+            body = _as_stream(part) if heavy <= row_bytes else None
+            if body is None or body.size > row_bytes or size + body.size > order.max_bytes:
                 if rows == 0 and part.num_rows == 1:
-                    raise Invalid("ResultTooLarge", f"a single row has more than {max_bytes} bytes")
+                    raise Invalid("ResultTooLarge", f"a single row has more than {row_bytes} bytes")
                 return Finished(rows, truncated=True)
             send(HEADER.pack(body.size, ROWS))
             send(body)
@@ -54,11 +65,13 @@ def _send_all(send: Send, reader: pa.RecordBatchReader, max_rows: int, max_bytes
     return Finished(rows, truncated=False)
 
 
-def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
+def _cut(batch: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Pieces with what they weigh: no more than ``size``, unless it is a single row."""
     if batch.num_rows == 0:
         return
-    if batch.nbytes <= size or batch.num_rows == 1:
-        yield batch
+    heavy = weight(batch)
+    if batch.num_rows == 1 or heavy <= size:
+        yield batch, heavy
         return
     half = batch.num_rows // 2
     yield from _cut(batch.slice(0, half), size)

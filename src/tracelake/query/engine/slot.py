@@ -8,6 +8,7 @@ badly, the caller gets ``Invalid`` with a reason and the service goes on.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,9 +27,12 @@ from tracelake.domain.errors import (
     Unavailable,
 )
 from tracelake.query.engine.attached import AttachedRelation
-from tracelake.query.engine.channel import Channel, Garbled
+from tracelake.query.engine.channel import Garbled
+from tracelake.query.engine.compressed import has_compressed
 from tracelake.query.engine.limits import SlotLimits, most_descriptors
 from tracelake.query.engine.messages import (
+    LONGEST_SCHEMA,
+    ROWS_FRAME_BYTES,
     Attachment,
     Failed,
     Finished,
@@ -36,18 +40,22 @@ from tracelake.query.engine.messages import (
     Parameters,
     Parse,
     Parsed,
-    Ready,
     Run,
     Said,
     Started,
     encode_params,
 )
 from tracelake.query.engine.parsed_query import ParsedQuery
-from tracelake.query.engine.slot_process import SlotProcess
+from tracelake.query.engine.template import Template
+from tracelake.query.engine.weight import shape_problem, stands_alone, weight
 from tracelake.worker.sandbox import EndReason
 
 DEFAULT_ROWS = 10_000
 DEFAULT_BYTES = 64 * 1024 * 1024
+#: Rows of more bytes are looked through in a thread, so that others are served meanwhile.
+_SOON = 128 * 1024
+#: Arrow rounds sizes up when it writes.
+_SLACK = 256 * 1024
 _PARSE_SECONDS = 10.0
 _END_SECONDS = 10.0
 _KINDS = {kind.status: kind for kind in (Forbidden, NotFound, TooLarge, Invalid, BadRequest, Unavailable)}
@@ -80,9 +88,10 @@ class QueryResult:
 class Slot:
     """Got by ``Slots.take``."""
 
-    def __init__(self, process: SlotProcess, channel: Channel, limits: SlotLimits) -> None:
-        self._process = process
-        self._channel = channel
+    def __init__(self, template: Template, limits: SlotLimits) -> None:
+        self._template = template
+        self._process = template.process
+        self._channel = template.channel
         self._limits = limits
         self._state = _State.FRESH
 
@@ -105,11 +114,12 @@ class Slot:
         *,
         max_rows: int = DEFAULT_ROWS,
         max_bytes: int = DEFAULT_BYTES,
+        row_bytes: int = DEFAULT_BYTES,
     ) -> QueryResult:
         """Run what was parsed. Once it returns, the relations may be closed. Raises Invalid, and so does going
         through the batches: ``QueryFailed`` (the engine's own complaint), ``QueryTimeout``, ``QueryOutOfMemory``,
-        ``QueryCrashed``, ``TooManyFiles``, ``ResultTooLarge`` (a single row). What is beyond ``max_rows`` or
-        ``max_bytes`` is left out, and ``truncated`` says so."""
+        ``QueryCrashed``, ``TooManyFiles``, ``ResultTooWide``, ``ResultTooLarge`` (a single row, of more than
+        ``row_bytes``). What is beyond ``max_rows`` or ``max_bytes`` is left out, and ``truncated`` says so."""
         self._expect(_State.PARSED)
         descriptors = [fd for relation in relations for fd in (*relation.files, *relation.tables)]
         if len(descriptors) > most_descriptors():
@@ -119,38 +129,40 @@ class Slot:
         scanned = sum(relation.bytes() for relation in relations)
         deadline = self._deadline(self._limits.seconds)
         async with self._watched(deadline):
-            await self._channel.say(Run(attachments, max_rows, max_bytes))
+            await self._channel.say(Run(attachments, max_rows, max_bytes, row_bytes))
             for relation in relations:
                 await self._channel.pass_on([*relation.files, *relation.tables])
             said = await self._channel.hear()
             if not isinstance(said, Started):
                 raise self._failure(said)
-            schema = pa.ipc.read_schema(pa.py_buffer(said.schema))
+            schema = _schema(said)
         self._state = _State.BUSY
         result = QueryResult(schema, said.types, scanned, _nothing())
-        result.batches = self._batches(result, deadline, max_rows, max_bytes)
+        result.batches = self._batches(result, deadline, max_rows, max_bytes, row_bytes)
         return result
 
     async def _batches(
-        self, result: QueryResult, deadline: float, max_rows: int, max_bytes: int
+        self, result: QueryResult, deadline: float, max_rows: int, max_bytes: int, row_bytes: int
     ) -> AsyncIterator[pa.RecordBatch]:
         while True:
             async with self._watched(deadline):
-                said = await self._channel.hear(longest_rows=max_bytes)
+                said = await self._channel.hear(longest_rows=min(max_bytes, row_bytes))
                 if isinstance(said, Finished):
                     self._state = _State.DONE
                     result.truncated = said.truncated
                     return
                 if not isinstance(said, bytearray):
                     raise self._failure(said)
-                batches = _decode(said, result.schema)
-                result.row_count += sum(batch.num_rows for batch in batches)
+                if len(said) > _SOON:
+                    batch = await asyncio.to_thread(_decode, said, result.schema, row_bytes)
+                else:
+                    batch = _decode(said, result.schema, row_bytes)
+                result.row_count += batch.num_rows
                 max_bytes -= len(said)
                 if result.row_count > max_rows:
                     raise Garbled("more rows than were asked for")
                 self._state = _State.BUSY
-            for batch in batches:
-                yield batch
+            yield batch
 
     async def leave(self) -> bool:
         """Whether the process can do another query: it could be asked to be ready, and nobody waits for it."""
@@ -162,7 +174,7 @@ class Slot:
             async with asyncio.timeout(_END_SECONDS):
                 if self._state is _State.PARSED:
                     await self._channel.say(Leave())
-                return isinstance(await self._channel.hear(), Ready)
+                return self._template.is_ready(await self._channel.hear())
         except (TimeoutError, EOFError, OSError, Garbled, msgspec.MsgspecError):
             return False
 
@@ -211,15 +223,34 @@ def _attachment(relation: AttachedRelation) -> Attachment:
     return Attachment(relation.name, columns, len(relation.files), len(relation.tables))
 
 
-def _decode(stream: bytearray, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """From a process that nobody trusts: nothing in it may point outside of it."""
-    with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+def _schema(said: Started) -> pa.Schema:
+    if len(said.schema) > LONGEST_SCHEMA:
+        raise Garbled("a schema of more bytes than one can have")
+    schema = pa.ipc.read_schema(pa.py_buffer(said.schema))
+    if shape_problem(schema) or not stands_alone(schema) or len(said.types) != len(schema):
+        raise Garbled("a result of a shape that is never sent")
+    return schema
+
+
+def _decode(stream: bytearray, schema: pa.Schema, row_bytes: int) -> pa.RecordBatch:
+    """From a process that nobody trusts: nothing in it may point outside of it, or be more than it looks."""
+    content = pa.py_buffer(stream)
+    try:
+        if has_compressed(content):
+            raise Garbled("compressed rows")
+    except (struct.error, IndexError):
+        raise Garbled("not a stream") from None
+    with pa.ipc.open_stream(content) as reader:
         if not reader.schema.equals(schema):
             raise Garbled("rows of another kind")
-        batches = list(reader)
-    for batch in batches:
-        batch.validate(full=True)
-    return batches
+        batch = next(reader, None)
+        if batch is None or next(reader, None) is not None:
+            raise Garbled("one batch is sent at a time")
+    batch.validate(full=True)
+    most = row_bytes if batch.num_rows == 1 else ROWS_FRAME_BYTES
+    if weight(batch) > most + _SLACK:
+        raise Garbled("rows that are more than they look")
+    return batch
 
 
 async def _nothing() -> AsyncIterator[pa.RecordBatch]:

@@ -1,4 +1,7 @@
-"""What slots write to standard error: drained for good, of which the last is kept to explain a failure."""
+"""What slots write to standard error: drained for good, of which the last is kept to explain a failure.
+
+It is for the log, so it quotes no query: a process gives its standard error up before it is given any.
+"""
 
 from __future__ import annotations
 

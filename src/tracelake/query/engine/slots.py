@@ -1,8 +1,9 @@
 """The pool of slots: so many queries at a time, each in a process that waits for it.
 
 One process more than there are slots is kept ready, so that a query finds one at once while the process of another,
-which had to be killed, is replaced. Callers are served in the order in which they came; how many may wait, and for
-how long, is bounded. Open it in the main thread: a sandbox ends with the thread that started it.
+which had to be killed, is replaced. Callers take turns (``turns``), each of them is served in the order in which it
+came; how many may wait, and for how long, is bounded. Open it in the main thread: a sandbox ends with the thread
+that started it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tracelake.query.engine.slot import Slot
 from tracelake.query.engine.slot_output import SlotOutput
 from tracelake.query.engine.slot_process import Confinement
 from tracelake.query.engine.template import Template, start_template
+from tracelake.query.engine.turns import Key, Turns, busy
+from tracelake.worker.sandbox import EndReason
 
 _log = logging.getLogger(__name__)
 _SPARE = 1
@@ -37,11 +40,10 @@ class Slots:
         self.count = count
         self.limits = limits
         self._held_by = confinement
-        self._queue = queue
+        self._turns: Turns[Template] = Turns(max(1, count - 1), queue)
         self._output = SlotOutput()
         self._alive: set[Template] = set()
         self._idle: deque[Template] = deque()
-        self._waiting: deque[asyncio.Future[Template]] = deque()
         self._running = 0
         self._starting = 0
         self._pause = _FIRST_PAUSE
@@ -50,12 +52,19 @@ class Slots:
 
     @classmethod
     async def open(
-        cls, count: int, limits: SlotLimits, *, queue: int = 64, confinement: Confinement | None = None
+        cls,
+        count: int,
+        limits: SlotLimits,
+        *,
+        queue: int = 64,
+        unconfined: bool = False,
+        confinement: Confinement | None = None,
     ) -> Slots:
         """``count`` queries at a time, ``queue`` callers that may wait. Returns when the first slot is ready;
-        raises Unavailable when it can't be."""
+        raises Unavailable when it can't be, or can't be confined and isn't to run ``unconfined``."""
         raise_descriptor_limit()
-        slots = cls(confinement or await best_confinement(limits), limits, count, queue)
+        held_by = confinement or await best_confinement(limits, unconfined=unconfined)
+        slots = cls(held_by, limits, count, queue)
         try:
             slots._adopt(await start_template(slots._held_by, slots._output))
         except BaseException:
@@ -69,45 +78,44 @@ class Slots:
         return min(self.count - self._running, len(self._idle))
 
     @asynccontextmanager
-    async def take(self, wait_seconds: float) -> AsyncIterator[Slot]:
-        """Raises Unavailable ``QueryServiceBusy``. A query that the caller leaves before its end, by an error or
-        because the caller was cancelled, is killed."""
-        template = await self._next(wait_seconds)
-        slot = Slot(template.process, template.channel, self.limits)
+    async def take(self, wait_seconds: float, *, key: Key = None) -> AsyncIterator[Slot]:
+        """``key`` is whose query it is. Raises Unavailable ``QueryServiceBusy``. A query that the caller leaves
+        before its end, by an error or because the caller was cancelled, is killed."""
+        template = await self._next(wait_seconds, key)
+        slot = Slot(template, self.limits)
         try:
             yield slot
         finally:
-            self._put_back(template, slot)
+            self._put_back(template, slot, key)
 
-    async def _next(self, wait_seconds: float) -> Template:
+    async def _next(self, wait_seconds: float, key: Key) -> Template:
         if self._closed.done():
             raise Unavailable("QueryServiceClosed", "the query service is shutting down")
-        if len(self._waiting) >= self._queue:
-            raise _busy(f"{self._queue} queries are waiting already")
-        turn: asyncio.Future[Template] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        turn = self._turns.join(key)
         self._serve()
         try:
             await asyncio.wait({turn}, timeout=wait_seconds)
         except asyncio.CancelledError:
             if turn.done() and turn.exception() is None:
-                self._return(turn.result())
+                self._return(turn.result(), key)
             elif not turn.done():
-                self._waiting.remove(turn)
+                self._turns.leave(key, turn)
             raise
         if not turn.done():
-            self._waiting.remove(turn)
-            raise _busy(f"none of {self.count} slots became free within {wait_seconds:g} s")
+            self._turns.leave(key, turn)
+            raise busy(f"none of {self.count} slots became free within {wait_seconds:g} s")
         return turn.result()
 
-    def _return(self, unused: Template) -> None:
+    def _return(self, unused: Template, key: Key) -> None:
         self._running -= 1
+        self._turns.done(key)
         if unused in self._alive:
             self._idle.appendleft(unused)
         self._serve()
 
-    def _put_back(self, template: Template, slot: Slot) -> None:
+    def _put_back(self, template: Template, slot: Slot, key: Key) -> None:
         self._running -= 1
+        self._turns.done(key)
         self._serve()
         self._background(self._renew(template, slot))
 
@@ -120,13 +128,15 @@ class Slots:
         self._alive.discard(template)
         self._fill_up()
         await template.end()
-        if not self._closed.done() and (said := self._output.take()):
-            _log.warning("a process for queries has ended: %s", said)
+        if not self._closed.done():
+            how, said = template.process.ended.result(), self._output.take()
+            level = logging.INFO if how is EndReason.KILLED and not said else logging.WARNING
+            _log.log(level, "a process for queries has ended (%s) %s", how.value, said)
 
     def _serve(self) -> None:
-        while self._waiting and self._idle and self._running < self.count:
+        while self._idle and self._running < self.count and (turn := self._turns.next()) is not None:
             self._running += 1
-            self._waiting.popleft().set_result(self._idle.popleft())
+            turn.set_result(self._idle.popleft())
 
     def _adopt(self, template: Template) -> None:
         self._alive.add(template)
@@ -139,7 +149,7 @@ class Slots:
         self._alive.discard(template)
         if template in self._idle:
             self._idle.remove(template)
-            template.channel.close()
+            template.close()
         self._fill_up()
 
     def _fill_up(self) -> None:
@@ -176,9 +186,7 @@ class Slots:
         if self._closed.done():
             return
         self._closed.set_result(None)
-        for turn in self._waiting:
-            turn.set_exception(Unavailable("QueryServiceClosed", "the query service is shutting down"))
-        self._waiting.clear()
+        self._turns.refuse_all(Unavailable("QueryServiceClosed", "the query service is shutting down"))
         alive, idle = tuple(self._alive), tuple(self._idle)
         for template in alive:
             template.process.kill()
@@ -189,7 +197,3 @@ class Slots:
             await asyncio.gather(*self._tasks)
         await self._held_by.close()
         self._output.close()
-
-
-def _busy(why: str) -> Unavailable:
-    return Unavailable("QueryServiceBusy", f"{why}; try again")

@@ -1,14 +1,19 @@
-"""A slot's process that has said it is ready, with the service's end of its socket."""
+"""A slot's process that has said it is ready, with the service's ends of its socket and of its pipe."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import io
+import os
+import socket
+from contextlib import suppress
 
 import msgspec
 
 from tracelake.domain.errors import Unavailable
 from tracelake.query.engine.channel import Channel, Garbled
-from tracelake.query.engine.messages import Ready
+from tracelake.query.engine.messages import PROOF_BYTES, Ready, Said
 from tracelake.query.engine.slot_output import SlotOutput
 from tracelake.query.engine.slot_process import Confinement, SlotProcess
 
@@ -16,23 +21,34 @@ _START_SECONDS = 60.0
 
 
 class Template:
-    def __init__(self, process: SlotProcess, channel: Channel) -> None:
+    def __init__(self, process: SlotProcess, channel: Channel, proofs: io.FileIO) -> None:
         self.process = process
         self.channel = channel
+        self._proofs = proofs
+
+    def is_ready(self, said: Said | bytearray) -> bool:
+        """Whether it is the new process for the next query that says so. Asked once of each. Nothing is waited for:
+        the template writes to the pipe before there is somebody who could say it."""
+        proof = self._proofs.read(PROOF_BYTES) if isinstance(said, Ready) else None
+        return isinstance(said, Ready) and proof is not None and hmac.compare_digest(proof, said.proof)
 
     async def end(self) -> None:
         """Nothing of it is left afterwards."""
         self.process.kill()
         await asyncio.shield(self.process.ended)
+        self.close()
+
+    def close(self) -> None:
         self.channel.close()
+        self._proofs.close()
 
 
 async def start_template(confinement: Confinement, output: SlotOutput) -> Template:
     process = await confinement.start(output.write_fd)
-    template = Template(process, Channel(process.channel))
+    template = Template(process, Channel(process.channel), _hand_over_pipe(process.channel))
     try:
         async with asyncio.timeout(_START_SECONDS):
-            if isinstance(await template.channel.hear(), Ready):
+            if template.is_ready(await template.channel.hear()):
                 return template
         raise Garbled("not ready")
     except (TimeoutError, EOFError, OSError, Garbled, msgspec.MsgspecError) as error:
@@ -42,3 +58,16 @@ async def start_template(confinement: Confinement, output: SlotOutput) -> Templa
     except BaseException:
         await template.end()
         raise
+
+
+def _hand_over_pipe(channel: socket.socket) -> io.FileIO:
+    """Our end of it; the other goes to the process, which may not be there yet to take it."""
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(ours, False)
+    try:
+        # One that has ended already is found out when it is listened to.
+        with suppress(BrokenPipeError):
+            socket.send_fds(channel, [b"p"], [theirs])
+    finally:
+        os.close(theirs)
+    return io.FileIO(ours, "rb")

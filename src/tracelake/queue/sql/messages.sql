@@ -8,20 +8,24 @@ ORDER BY b.position
 RETURNING id;
 
 -- name: receive
--- Takes what is due and buries what was received too often; with nothing due, says when something will be.
+-- Takes what is due and buries what was received too often; with nothing due, says when something will be. Once what it
+-- has taken weighs as much as it may, the rest stays where it is.
 WITH due AS MATERIALIZED (
-    SELECT id, visible_at, receive_count
+    SELECT id, visible_at, receive_count, pg_column_size(body) AS size
     FROM tracelake_queue.messages
     WHERE queue = $1::text AND visible_at >= $5::timestamptz AND visible_at <= tracelake_queue.clock()
     ORDER BY visible_at, id
     LIMIT $2::int
     FOR UPDATE SKIP LOCKED
+), weighed AS (
+    SELECT id, receive_count, sum(size) OVER (ORDER BY visible_at, id) - size AS before FROM due
 ), taken AS (
     UPDATE tracelake_queue.messages
     SET visible_at = tracelake_queue.clock() + make_interval(secs => $3::float8),
         receive_count = receive_count + 1,
         receipt = gen_random_uuid()
-    WHERE id = ANY (ARRAY(SELECT id FROM due WHERE receive_count < $4::int))
+    WHERE id = ANY (ARRAY(SELECT id FROM weighed
+                          WHERE receive_count < $4::int AND ($6::bigint IS NULL OR before < $6::bigint)))
     RETURNING id, receipt, receive_count, enqueued_at, body
 ), exhausted AS (
     DELETE FROM tracelake_queue.messages
@@ -34,12 +38,13 @@ WITH due AS MATERIALIZED (
     FROM exhausted
     RETURNING id
 ), answer AS (
-    SELECT t.id, t.receipt, t.receive_count, t.enqueued_at, t.body::text AS body, due.visible_at, NULL::float8 AS due_in
+    SELECT t.id, t.receipt, t.receive_count, t.enqueued_at, t.body::text AS body, due.visible_at, due.size,
+           NULL::float8 AS due_in
     FROM taken AS t JOIN due ON due.id = t.id
     UNION ALL
-    SELECT id, NULL, NULL, NULL, NULL, NULL, 0 FROM buried
+    SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, 0 FROM buried
     UNION ALL
-    SELECT NULL, NULL, NULL, NULL, NULL, NULL, (
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, (
         SELECT extract(epoch FROM m.visible_at - tracelake_queue.clock())::float8
         FROM tracelake_queue.messages AS m
         WHERE m.queue = $1::text AND m.visible_at > tracelake_queue.clock()
@@ -48,7 +53,7 @@ WITH due AS MATERIALIZED (
     )
     WHERE NOT EXISTS (SELECT FROM due)
 )
-SELECT id, receipt, receive_count, enqueued_at, body, due_in,
+SELECT id, receipt, receive_count, enqueued_at, body, size, due_in,
        least(visible_at, tracelake_queue.clock() - interval '200 ms') AS floor
 FROM answer
 ORDER BY visible_at, id;

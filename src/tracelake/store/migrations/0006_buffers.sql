@@ -27,6 +27,13 @@ CREATE TABLE buffer_writer (
 );
 CREATE INDEX buffer_writer_dataset ON buffer_writer (dataset_uuid);
 
+-- Updates that began and were given up may have published what they read: a reorg finds them by how far that was.
+CREATE FUNCTION read_upto(inputs jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT max((i->>'upto')::bigint) FROM jsonb_array_elements(inputs) AS i
+$$;
+CREATE INDEX task_cursor_given_up ON task (job_id, read_upto(inputs))
+    WHERE kind = 'cursor' AND status IN ('Failed', 'Canceled') AND attempt > 0;
+
 -- Messages that the sink gave up, whole, with the reason. `batch_id` is the message's own.
 CREATE TABLE dead_letter (
     dead_letter_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -36,7 +36,9 @@ WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2
 RETURNING range_start, range_end
 
 -- name: rewind_consumers
--- Consumers that had read what was taken back, or are reading it, go back and remember what to undo.
+-- Consumers that had read what was taken back, or are reading it, go back and remember what to undo. So do those that
+-- tried: an attempt that failed for good or was canceled may have published before. One from before where the consumer
+-- stands now was done again since.
 UPDATE consumer_cursor cc
 SET cursor = least(cc.cursor, $2 - 1), inv_start = least(cc.inv_start, $2), inv_end = greatest(cc.inv_end, $3),
     inv_revision = $4
@@ -45,7 +47,12 @@ WHERE ji.dataset_version = $1 AND ji.trigger AND cc.job_id = ji.job_id AND cc.in
   AND (cc.cursor >= $2 OR EXISTS (
         SELECT 1 FROM task t, jsonb_array_elements(t.inputs) AS i
         WHERE t.job_id = cc.job_id AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running') AND t.attempt > 0
-          AND (i->>'input_index')::int = cc.input_index AND (i->>'upto')::bigint >= $2))
+          AND (i->>'input_index')::int = cc.input_index AND (i->>'upto')::bigint >= $2)
+      OR EXISTS (
+        SELECT 1 FROM task t, jsonb_array_elements(t.inputs) AS i
+        WHERE t.job_id = cc.job_id AND t.kind = 'cursor' AND t.status IN ('Failed', 'Canceled') AND t.attempt > 0
+          AND read_upto(t.inputs) >= $2 AND (i->>'input_index')::int = cc.input_index
+          AND (i->>'upto')::bigint >= $2 AND (i->>'after')::bigint >= cc.cursor))
 RETURNING cc.job_id
 
 -- name: rewind_job
