@@ -37,13 +37,13 @@ def ordered(rows: pa.Table, *names: str) -> pa.Table:
     return rows.sort_by([(name, "ascending") for name in names or ("block_number", "log_index")])
 
 
-def open_files() -> list[str]:
-    """Files and memory; connections are kept."""
+def open_files(scene: QueryScene) -> list[str]:
+    """The scene's files, and memory of hot rows; connections are kept."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(path for path in found if path.endswith(".parquet") or "memfd:hot-rows" in path)
+    return sorted(path for path in found if path.startswith(str(scene.root)) or "memfd:hot-rows" in path)
 
 
 async def chain(scene: QueryScene, blocks: int = 35) -> QueryScene:
@@ -56,7 +56,7 @@ async def chain(scene: QueryScene, blocks: int = 35) -> QueryScene:
 async def refusal(scene: QueryScene, *args: Any, **fields: Any) -> TracelakeError:
     with pytest.raises(TracelakeError) as error:
         await scene.query(*args, **fields)
-    assert open_files() == [], "nothing stays open"
+    assert open_files(scene) == [], "nothing stays open"
     return error.value
 
 
@@ -377,7 +377,7 @@ async def test_a_query_that_is_given_up_leaves_a_connection_that_works(
         with pytest.raises(asyncio.CancelledError):
             await running
     assert (await scene.query("hot_logs")).num_rows == scene.rows(Dataset.LOGS).num_rows
-    assert open_files() == []
+    assert open_files(scene) == []
 
 
 async def test_time_that_is_over_while_hot_rows_are_read_is_said_so(query_scene: QueryScene) -> None:

@@ -71,11 +71,11 @@ def main() -> None:
     restrict.limit_memory(setup.limits.memory_bytes + OWN_BYTES, max(setup.limits.spill_bytes, MIB))
     os.environ.clear()
     channel = take_channel()
-    proofs = _take_proofs(channel)
+    proofs, rows = _take_handles(channel)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     connection = lockdown.connect(setup.limits, setup.folder)
-    warm_up = WarmUp()
+    warm_up = WarmUp(rows)
     warm_up.do(connection.cursor())
     gc.collect()
     gc.freeze()
@@ -102,13 +102,15 @@ def take_channel() -> socket.socket:
     return socket.socket(fileno=moved)
 
 
-def _take_proofs(channel: socket.socket) -> int:
-    """The pipe by which the template, and no fork of it, speaks to the service."""
-    _, received, _, _ = socket.recv_fds(channel, 1, 1)
-    if len(received) != 1:
+def _take_handles(channel: socket.socket) -> tuple[int, int]:
+    """The pipe by which the template, and no fork of it, speaks to the service; and the file to warm up with."""
+    _, received, _, _ = socket.recv_fds(channel, 1, 2)
+    if len(received) != 2:
         os._exit(_SERVICE_IS_GONE)
-    os.set_inheritable(received[0], False)
-    return received[0]
+    for descriptor in received:
+        os.set_inheritable(descriptor, False)
+    proofs, rows = received
+    return proofs, rows
 
 
 def _nothing_left(channel: socket.socket) -> None:

@@ -16,6 +16,7 @@ from tracelake.query.engine.channel import Channel, Garbled
 from tracelake.query.engine.messages import PROOF_BYTES, Ready, Said
 from tracelake.query.engine.slot_output import SlotOutput
 from tracelake.query.engine.slot_process import Confinement, SlotProcess
+from tracelake.query.engine.warm_up_rows import sealed_file
 
 _START_SECONDS = 60.0
 
@@ -45,7 +46,7 @@ class Template:
 
 async def start_template(confinement: Confinement, output: SlotOutput) -> Template:
     process = await confinement.start(output.write_fd)
-    template = Template(process, Channel(process.channel), _hand_over_pipe(process.channel))
+    template = Template(process, Channel(process.channel), _hand_over(process.channel))
     try:
         async with asyncio.timeout(_START_SECONDS):
             if template.is_ready(await template.channel.hear()):
@@ -60,14 +61,17 @@ async def start_template(confinement: Confinement, output: SlotOutput) -> Templa
         raise
 
 
-def _hand_over_pipe(channel: socket.socket) -> io.FileIO:
-    """Our end of it; the other goes to the process, which may not be there yet to take it."""
+def _hand_over(channel: socket.socket) -> io.FileIO:
+    """Our end of the pipe; the other goes to the process, which may not be there yet to take it, and with it the
+    file to warm up with."""
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(ours, False)
+    rows = sealed_file()
     try:
         # One that has ended already is found out when it is listened to.
         with suppress(BrokenPipeError):
-            socket.send_fds(channel, [b"p"], [theirs])
+            socket.send_fds(channel, [b"p"], [theirs, rows])
     finally:
         os.close(theirs)
+        os.close(rows)
     return io.FileIO(ours, "rb")

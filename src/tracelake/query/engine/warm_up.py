@@ -8,22 +8,17 @@ descriptor never becomes another's.
 
 from __future__ import annotations
 
-import fcntl
-import os
-
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tracelake.query.engine import attach
 from tracelake.query.engine.gate import parse
 from tracelake.query.engine.identifiers import quoted
 from tracelake.query.engine.messages import Run
 from tracelake.query.engine.send_rows import send_rows
+from tracelake.query.engine.warm_up_rows import SCHEMA
 
 _NAME = "tracelake_warm_up"
 _ORDER = Run([], 100, 65536, 65536)
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SQL = (
     "SELECT block_number, count(*) AS n, max(address) AS address, sum(amount) AS amount FROM tracelake_warm_up "
     "WHERE block_number BETWEEN ? AND 20 AND address LIKE 'x%' GROUP BY block_number ORDER BY n DESC LIMIT 10"
@@ -31,14 +26,10 @@ _SQL = (
 
 
 class WarmUp:
-    def __init__(self) -> None:
-        rows = {"block_number": range(64), "address": [f"x{n}" for n in range(64)], "amount": [0.5] * 64}
-        table = pa.table({name: pa.array(values) for name, values in rows.items()})
-        memory = os.memfd_create("warm-up", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with os.fdopen(os.dup(memory), "wb") as file:
-            pq.write_table(table, file)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-        self._relation = attach.Received(_NAME, table.schema, [memory], [])
+    """``file`` is a descriptor of ``warm_up_rows.sealed_file``, kept for good."""
+
+    def __init__(self, file: int) -> None:
+        self._relation = attach.Received(_NAME, SCHEMA, [file], [])
 
     def do(self, connection: duckdb.DuckDBPyConnection) -> None:
         parse(connection.cursor(), _SQL, [5])
