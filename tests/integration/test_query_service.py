@@ -21,7 +21,15 @@ from tracelake.contracts.query_api import ARROW_STREAM, MAX_SQL_BYTES
 from tracelake.query.app import open_surface
 from tracelake.query.export import GROUP_ROWS
 from tracelake.testing.conversation import dag, reactive, source
-from tracelake.testing.query_port import SMALL, QueryPort, open_query_port, open_steps, served, transfers
+from tracelake.testing.query_port import (
+    ENDLESS,
+    SMALL,
+    QueryPort,
+    open_query_port,
+    open_steps,
+    served,
+    transfers,
+)
 from tracelake.testing.shared_postgres import SharedPostgres
 from tracelake.testing.state import build_state_template
 
@@ -35,9 +43,6 @@ DAG = dag(
     reactive("reader", "clock", {"from": {"job": "work", "output": 0}, "trigger": False}),
     publish={"transfers": {"from": {"job": "work"}}, "secrets": {"from": {"job": "hidden"}}},
 )
-
-NUMBERS = "(SELECT unnest(generate_series(1, 1000000)) AS n)"
-ENDLESS = f"SELECT sum(a.n + b.n + c.n) FROM {NUMBERS} a, {NUMBERS} b, {NUMBERS} c"  # noqa: S608
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +144,12 @@ async def test_a_task_sees_the_datasets_of_its_token_and_no_others(port: QueryPo
     claim = await port.claim("reader", 100, by="clock")
     token = claim.capability_token
     assert token is not None
-    for name in ("transfers", "input_1", "TRANSFERS"):
-        answer = await port.ask_as(token, f"SELECT sum(value) AS s FROM {name}")  # noqa: S608
+    for sql in (
+        "SELECT sum(value) FROM transfers",
+        "SELECT sum(value) FROM input_1",
+        "SELECT sum(value) FROM TRANSFERS",
+    ):
+        answer = await port.ask_as(token, sql)
         assert (answer.status_code, answer.json()["rows"]) == (200, [[450]]), answer.text
     row = await last_audit(port)
     assert (row["caller"], row["task_id"], row["attempt"]) == ("task", claim.task_id, 1)

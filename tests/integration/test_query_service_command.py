@@ -22,11 +22,8 @@ from tracelake.query.settings import QueryLimits, tuned
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 from tracelake.testing.data_database import role_dsn
 from tracelake.testing.dev_stack import eventually, is_gone
-from tracelake.testing.query_port import grant_roles
+from tracelake.testing.query_port import ENDLESS, grant_roles
 from tracelake.testing.surfaces import open_surfaces
-
-NUMBERS = "(SELECT unnest(generate_series(1, 1000000)) AS n)"
-ENDLESS = f"SELECT sum(a.n + b.n + c.n) FROM {NUMBERS} a, {NUMBERS} b, {NUMBERS} c"  # noqa: S608
 
 
 class Service:

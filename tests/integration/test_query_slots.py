@@ -104,13 +104,13 @@ async def test_the_answer_is_the_plain_engines(
     parts = [rows(0, 20), rows(20, 20)]
     logs = pa.concat_tables(parts) if handed_in != "nothing" else SCHEMA.empty_table()
     files, tables = {
-        "files": ([file_of(tmp_path, part) for part in parts], []),
-        "a private file": ([file_of(tmp_path, parts[0], 0o600), file_of(tmp_path, parts[1])], []),
-        "arrow stream": ([], [memory_of(logs)]),
-        "arrow file": ([], [memory_of(part, "file") for part in parts]),
-        "both": ([file_of(tmp_path, parts[0])], [memory_of(parts[1])]),
-        "nothing": ([], []),
-    }[handed_in]
+        "files": lambda: ([file_of(tmp_path, part) for part in parts], []),
+        "a private file": lambda: ([file_of(tmp_path, parts[0], 0o600), file_of(tmp_path, parts[1])], []),
+        "arrow stream": lambda: ([], [memory_of(logs)]),
+        "arrow file": lambda: ([], [memory_of(part, "file") for part in parts]),
+        "both": lambda: ([file_of(tmp_path, parts[0])], [memory_of(parts[1])]),
+        "nothing": lambda: ([], []),
+    }[handed_in]()
 
     table, result = await ask(slots, sql, [AttachedRelation("logs", SCHEMA, files=files, tables=tables)])
 

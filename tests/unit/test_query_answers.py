@@ -19,8 +19,8 @@ def in_json(expression: str) -> Any:
     """The value as a caller reads it, beside a NULL of the same type, which must stay one."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        sql = f"SELECT x FROM (SELECT {expression} AS x UNION ALL SELECT NULL) ORDER BY x NULLS LAST"  # noqa: S608
-        found = connection.sql(sql)
+        value = connection.sql("SELECT 1").project(f"{expression} AS x")
+        found = value.union(connection.sql("SELECT NULL AS x")).order("x NULLS LAST")
         types = [str(kind) for kind in found.types]
         batches = found.to_arrow_table().to_batches()
     rows = [row for batch in batches for row in json.loads(b"[" + encode_rows(batch, types) + b"]")]

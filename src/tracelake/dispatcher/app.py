@@ -42,13 +42,14 @@ from tracelake.dispatcher.steps.watch_sources import watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.errors import Unavailable
 from tracelake.objects.directory import DirectoryStore
+from tracelake.pool_end import close_pool
 from tracelake.queue.base import Queue
 from tracelake.queue.install import install
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.serving.http_metrics import HttpMetrics
 from tracelake.serving.listener import Listener
 from tracelake.store import users
-from tracelake.store.db import Database, DeployLock, Transaction, close_pool, open_pool
+from tracelake.store.db import CLOSE_SECONDS, Database, DeployLock, Transaction, open_pool
 from tracelake.store.invokers import InvokerRow
 from tracelake.store.jobs import JobCards
 from tracelake.store.migrate import migrate
@@ -183,7 +184,7 @@ async def _steps(
             keyring,
         )
     finally:
-        await close_pool(pool)
+        await close_pool(pool, CLOSE_SECONDS)
 
 
 async def _first_user(tx: Transaction, settings: DispatcherSettings) -> UUID:

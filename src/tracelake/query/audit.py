@@ -14,8 +14,9 @@ import msgspec
 
 from tracelake import sqlfiles
 from tracelake.domain.errors import Unavailable
+from tracelake.pool_end import close_pool
 from tracelake.query.caller import Caller, TaskCaller, UserCaller
-from tracelake.query.state_pool import STATE_ERRORS, close_pool, open_pool
+from tracelake.query.state_pool import CLOSE_SECONDS, STATE_ERRORS, open_pool
 from tracelake.secret import Secret
 
 _ACQUIRE_SECONDS = 5.0
@@ -67,7 +68,7 @@ class AuditLog:
         return cls(await open_pool(dsn, connections, "tracelake-query-audit"))
 
     async def close(self) -> None:
-        await close_pool(self._pool)
+        await close_pool(self._pool, CLOSE_SECONDS)
 
     async def record(self, entry: AuditEntry) -> None:
         """Durable on return; ``Unavailable`` (``AuditUnavailable``) when it can't be written."""

@@ -22,9 +22,10 @@ from asyncpg.pool import PoolConnectionProxy
 from tracelake import sqlfiles
 from tracelake.domain.errors import Unavailable
 from tracelake.domain.task import Outcome, TaskStatus
+from tracelake.pool_end import close_pool
 from tracelake.query.caller import UserCaller
 from tracelake.query.relation import ResolvedRelation, WantedBlocks
-from tracelake.query.state_pool import STATE_ERRORS, close_pool, open_pool
+from tracelake.query.state_pool import CLOSE_SECONDS, STATE_ERRORS, open_pool
 from tracelake.secret import Secret
 from tracelake.tokens.user_tokens import hash_token, looks_like_token
 
@@ -78,7 +79,7 @@ class Catalog:
         return cls(await open_pool(dsn, connections, "tracelake-query-catalog"))
 
     async def close(self) -> None:
-        await close_pool(self._pool)
+        await close_pool(self._pool, CLOSE_SECONDS)
 
     async def look(
         self, org_id: UUID, task_id: UUID | None, wanted: Sequence[Wanted], *, max_files: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import asyncpg
 
 from tracelake.secret import Secret
@@ -13,7 +11,7 @@ STATE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutE
 
 _CONNECT_SECONDS = 5.0
 _COMMAND_SECONDS = 10.0
-_CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
 
 
 async def open_pool(dsn: Secret, connections: int, application: str) -> asyncpg.Pool:
@@ -32,15 +30,6 @@ async def open_pool(dsn: Secret, connections: int, application: str) -> asyncpg.
             "plan_cache_mode": "force_generic_plan",
         },
     )
-
-
-async def close_pool(pool: asyncpg.Pool) -> None:
-    """In order when that can be done at once; whoever is still inside is cut off."""
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await pool.close()
-    except TimeoutError:
-        pool.terminate()
 
 
 async def _keep_session(connection: asyncpg.Connection) -> None:

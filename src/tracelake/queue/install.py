@@ -18,9 +18,8 @@ from typing import Any
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Conflict
 from tracelake.queue.migrate import migrate
-from tracelake.roles import change_roles
+from tracelake.roles import change_roles, put_bare_role
 
 _SQL = sqlfiles.load("tracelake.queue", "sql/install.sql")
 _MIGRATE = sqlfiles.load("tracelake.queue", "sql/migrate.sql")
@@ -34,7 +33,7 @@ async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...
 
         async def put_role() -> None:
             await connection.execute(_MIGRATE.lock)
-            await _put_role(connection, role, verifier)
+            await put_bare_role(connection, role, verifier, needed_by="the queue")
             await connection.execute(await connection.fetchval(_SQL.close_database))
             await connection.execute(_SQL.strip_public)
             await connection.execute(await connection.fetchval(_SQL.grants, role))
@@ -48,21 +47,6 @@ async def close_to_public(admin_dsn: str, databases: Sequence[str]) -> None:
     async with _connected(admin_dsn) as connection, connection.transaction():
         for database in databases:
             await connection.execute(await connection.fetchval(_SQL.close_to_public, database))
-
-
-async def _put_role(connection: asyncpg.Connection[Any], role: str, verifier: str) -> None:
-    """A role that can or owns anything already is somebody's: it is left alone and the install refused."""
-    existing = await connection.fetchrow(_SQL.role, role)
-    if existing is None:
-        statement = _SQL.create_role
-    elif existing["privileged"] or existing["member"] or existing["owner"]:
-        raise Conflict(
-            "RoleInUse",
-            f"the role {role!r} has rights, memberships or property already: the queue needs one without",
-        )
-    else:
-        statement = _SQL.change_role
-    await connection.execute(await connection.fetchval(statement, role, verifier))
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ import orjson
 
 from tracelake import sqlfiles
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.pool_end import close_pool
 from tracelake.queue.base import (
     Body,
     DeadLetter,
@@ -128,11 +129,7 @@ class PostgresQueue(Queue):
     async def close(self) -> None:
         self._closed = True
         await self._wakeups.close()
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self._pool.close()
-        except TimeoutError:
-            self._pool.terminate()
+        await close_pool(self._pool, _CLOSE_TIMEOUT)
 
     async def listening(self) -> None:
         """Returns once publishes of other processes wake receivers here at once."""

@@ -35,7 +35,7 @@ _CONNECT_SECONDS = 10.0
 # Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
 _COMMAND_SECONDS = 16.0
 _ROLLBACK_SECONDS = 2.0
-_CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
 _RETRY = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
@@ -205,15 +205,6 @@ async def open_pool(
             "jit": "off",
         },
     )
-
-
-async def close_pool(pool: asyncpg.Pool) -> None:
-    """In order when that can be done at once; whoever is still inside is cut off (the server rolls back)."""
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await pool.close()
-    except TimeoutError:
-        pool.terminate()
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:

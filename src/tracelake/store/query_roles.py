@@ -12,8 +12,7 @@ from typing import Any
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Conflict
-from tracelake.roles import change_roles
+from tracelake.roles import change_roles, put_bare_role
 from tracelake.secret import Secret
 
 CATALOG_ROLE = "tracelake_catalog"
@@ -33,25 +32,10 @@ async def install_query_roles(
 
     async def put_roles() -> None:
         for role, verifier in verifiers.items():
-            await _put_role(connection, role, verifier)
+            await put_bare_role(connection, role, verifier, needed_by="the Query Service")
         await connection.execute(await connection.fetchval(_SQL.close_database))
         await connection.execute(_SQL.strip_public)
         await connection.execute(await connection.fetchval(_SQL.grant_catalog, CATALOG_ROLE))
         await connection.execute(await connection.fetchval(_SQL.grant_audit, AUDIT_ROLE))
 
     await change_roles(connection, put_roles)
-
-
-async def _put_role(connection: asyncpg.Connection[Any], role: str, verifier: str) -> None:
-    """A role that can or owns anything already is somebody's: it is left alone and the start refused."""
-    existing = await connection.fetchrow(_SQL.role, role)
-    if existing is None:
-        statement = _SQL.create_role
-    elif existing["privileged"] or existing["member"] or existing["owner"]:
-        raise Conflict(
-            "RoleInUse",
-            f"the role {role!r} has rights, memberships or property already: the Query Service needs one without",
-        )
-    else:
-        statement = _SQL.change_role
-    await connection.execute(await connection.fetchval(statement, role, verifier))

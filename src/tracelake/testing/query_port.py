@@ -49,6 +49,12 @@ from tracelake.tokens.signing import PemKeyring
 JWKS = "/internal/jwks/task"
 SMALL = QueryLimits(seconds=10.0, wait_seconds=10.0, threads=1, memory_bytes=256 * 1024 * 1024)
 
+ENDLESS = """
+    WITH numbers AS (SELECT unnest(generate_series(1, 1000000)) AS n)
+    SELECT sum(a.n + b.n + c.n) FROM numbers a, numbers b, numbers c
+"""
+"""A query that no time limit is long enough for."""
+
 
 @dataclass
 class QueryPort:
