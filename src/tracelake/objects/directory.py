@@ -1,8 +1,10 @@
 """The object store as a directory, for one machine or a shared mount.
 
 Object stores know no links, so below the root a symbolic link is refused wherever it leads: a link from
-one attempt's staging into another's, or out of the root, would make a checked name mean another file.
-The root itself may be reached through one; it's resolved once, and URIs name the resolved place.
+one attempt's staging into another's, or out of the root, would make a checked name mean another file. Operators
+write in folders of their own below the root while we work there, so every object is opened relative to the root's
+descriptor (``beneath``), judged by what was opened, and made, renamed or removed in the folder that was opened.
+The root itself may be reached through a link; it's resolved once, and URIs name the resolved place.
 Calls run in threads, since a disk can block.
 """
 
@@ -14,26 +16,30 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
 
 from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
-from tracelake.objects import layout
+from tracelake.objects import beneath, layout
 from tracelake.objects.base import ObjectStat
 from tracelake.objects.directory_upload import DirectoryUpload
-from tracelake.objects.disk import in_thread, sync_folder
+from tracelake.objects.disk import in_thread
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _TEMPORARY = ".tmp-"
 _PIECE = 1024 * 1024
+_MAX_DEPTH = 64
+"""Of folders below a listed one: each is held open while those in it are listed."""
 
 
 class DirectoryStore:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._root = ObjectPrefix.parse(f"file://{os.path.realpath(folder)}")
+        self._folder = beneath.HeldFolder(folder)
+        self._root = ObjectPrefix.parse(f"file://{self._folder.path}")
 
     @property
     def root(self) -> ObjectPrefix:
@@ -78,29 +84,41 @@ class DirectoryStore:
         return await in_thread(self._delete, prefix)
 
     def _stat(self, location: ObjectLocation) -> ObjectStat | None:
-        path = self._path(location)
-        try:
-            found = os.lstat(path)
-        except OSError as error:
-            if error.errno in _ABSENT:
-                return None
-            raise
-        return ObjectStat(location, found.st_size) if stat.S_ISREG(found.st_mode) else None
+        with self._beneath(location) as (root, path):
+            try:
+                found = beneath.stat_beneath(root, path)
+            except beneath.LeadsElsewhere:
+                raise
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    return None
+                raise
+        # A file with a second name may be one that whoever linked it here can't read.
+        plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        return ObjectStat(location, found.st_size) if plain else None
 
     def _list(self, prefix: ObjectPrefix, limit: int | None) -> tuple[ObjectStat, ...]:
         found: list[ObjectStat] = []
-        for entry in _walk(self._path(prefix)):
-            if limit is not None and len(found) >= limit:
-                break
-            location = ObjectLocation.parse(f"file://{entry.path}")
+        with self._beneath(prefix) as (root, path):
             try:
-                found.append(ObjectStat(location, entry.stat(follow_symlinks=False).st_size))
-            except FileNotFoundError:
-                continue
+                folder = beneath.open_folder(root, path)
+            except beneath.LeadsElsewhere:
+                raise
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    return ()
+                raise
+            try:
+                for below, size in _walk(folder, prefix.path, 0):
+                    if limit is not None and len(found) >= limit:
+                        break
+                    found.append(ObjectStat(ObjectLocation.parse(f"file:///{below}"), size))
+            finally:
+                os.close(folder)
         return tuple(found)
 
     def _read(self, location: ObjectLocation, max_bytes: int) -> bytes:
-        with self._open(location) as file:
+        with os.fdopen(self._open_descriptor(location, only_name=True), "rb") as file:
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             raise TooLarge("ObjectTooLarge", f"more than {max_bytes} bytes: {location}")
@@ -111,77 +129,120 @@ class DirectoryStore:
 
     def open_descriptor(self, location: ObjectLocation) -> int:
         """For reading, at once: whoever calls is in a thread of their own, and closes it."""
-        try:
-            descriptor = _open_unfollowed(str(self._path(location)), os.O_RDONLY | os.O_CLOEXEC)
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return descriptor
-            os.close(descriptor)
-        except OSError as error:
-            if error.errno not in (*_ABSENT, errno.EISDIR):
+        return self._open_descriptor(location, only_name=False)
+
+    def _open_descriptor(self, location: ObjectLocation, *, only_name: bool) -> int:
+        with self._beneath(location) as (root, path):
+            try:
+                return beneath.open_file(root, path, only_name=only_name)
+            except beneath.LeadsElsewhere:
                 raise
+            except beneath.NotAFile:
+                pass
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
         raise NotFound("ObjectNotFound", f"no such object: {location}")
 
     def _begin_upload(self) -> DirectoryUpload:
-        return DirectoryUpload(
-            Path("/" + self._root.path) / f"{_TEMPORARY}{secrets.token_hex(8)}", self._path
-        )
+        root = self._folder.descriptor()
+        return DirectoryUpload(root, f"{_TEMPORARY}{secrets.token_hex(8)}", self._make_parent)
 
     def _put(self, location: ObjectLocation, content: bytes) -> None:
-        path = self._path(location)
         if location.name.startswith(_TEMPORARY):
             raise Invalid("PrefixInvalid", f"a name reserved for unfinished writes: {location}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+        folder = self._make_parent(location)
         try:
-            with open(temporary, "xb") as file:
+            descriptor = os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+                dir_fd=folder,
+            )
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, location.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
             raise
-        sync_folder(path.parent)
+        finally:
+            os.close(folder)
+
+    def _make_parent(self, location: ObjectLocation) -> int:
+        """The folder that an object is put into, open. What lies there under the object's name is not a link."""
+        with self._beneath(location) as (root, path):
+            above, name = beneath.split(path)
+            folder = beneath.make_folder(root, above)
+            try:
+                with suppress(FileNotFoundError):
+                    if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                        raise beneath.LeadsElsewhere(path)
+            except BaseException:
+                os.close(folder)
+                raise
+            return folder
 
     def _delete(self, prefix: ObjectPrefix) -> int:
-        path = self._path(prefix)
-        count = sum(len(files) for _, _, files in os.walk(path))
-        if path.exists():
-            shutil.rmtree(path)
-        return count
+        with self._beneath(prefix) as (root, path):
+            above, name = beneath.split(path)
+            try:
+                folder = beneath.open_folder(root, above)
+            except FileNotFoundError:
+                return 0
+            try:
+                # Both go from descriptor to descriptor, and enter no link.
+                count = sum(len(files) for _, _, files, _ in os.fwalk(name, dir_fd=folder))
+                shutil.rmtree(name, dir_fd=folder)
+                return count
+            except FileNotFoundError:
+                return 0
+            finally:
+                os.close(folder)
 
-    def _path(self, place: ObjectLocation | ObjectPrefix) -> Path:
+    @contextmanager
+    def _beneath(self, place: ObjectLocation | ObjectPrefix) -> Iterator[tuple[int, str]]:
+        """The root's descriptor and the place's path beneath it, for a call that refuses links."""
         if not self._root.contains(place):
             raise Forbidden("LocationOutsideRoot", f"outside of the object store: {place}")
-        if not os.path.isdir("/" + self._root.path):
-            raise Unavailable("ObjectsUnavailable", f"the object store's folder is gone: {self._root}")
-        path = "/" + place.path.removesuffix("/")
-        if os.path.realpath(path) != path:
-            raise Forbidden("LocationOutsideRoot", f"reached through a symbolic link: {place}")
-        return Path(path)
+        try:
+            root = self._folder.descriptor()
+        except OSError:
+            raise Unavailable(
+                "ObjectsUnavailable", f"the object store's folder is gone: {self._root}"
+            ) from None
+        try:
+            yield root, place.path[len(self._root.path) :].removesuffix("/")
+        except beneath.LeadsElsewhere:
+            raise Forbidden("LocationOutsideRoot", f"reached through a symbolic link: {place}") from None
 
 
-def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Files below a folder in the order of their full names, which is how object stores list."""
-    try:
-        with os.scandir(folder) as entries:
-            ordered = sorted(entries, key=_full_name_order)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return
-        raise
+def _walk(folder: int, path: str, depth: int) -> Iterator[tuple[str, int]]:
+    """Path and size of the files below a folder by full name, which is how object stores list."""
+    if depth > _MAX_DEPTH:
+        raise Invalid("PrefixInvalid", f"more than {_MAX_DEPTH} folders in each other: file:///{path[:200]}")
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=_full_name_order)
     for entry in ordered:
+        below = f"{path}{entry.name}"
         if entry.is_symlink():
-            raise Forbidden("LocationOutsideRoot", f"a symbolic link among the objects: {entry.path}")
+            raise Forbidden("LocationOutsideRoot", f"a symbolic link among the objects: /{below}")
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
+            try:
+                inner = beneath.open_folder(folder, entry.name)
+            except FileNotFoundError:
+                continue
+            try:
+                yield from _walk(inner, f"{below}/", depth + 1)
+            finally:
+                os.close(inner)
         elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_TEMPORARY):
-            yield entry
-
-
-def _open_unfollowed(path: str, flags: int) -> int:
-    """Neither through a link that appeared since the check, nor waiting for a pipe's other end."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with suppress(FileNotFoundError):
+                yield below, os.stat(entry.name, dir_fd=folder, follow_symlinks=False).st_size
 
 
 def _full_name_order(entry: os.DirEntry[str]) -> str:

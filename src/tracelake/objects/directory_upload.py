@@ -6,22 +6,29 @@ What a crash leaves behind is a hidden file that no listing shows.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import BinaryIO
 
-from tracelake.objects.disk import in_thread, sync_folder
+from tracelake.objects.disk import in_thread
 from tracelake.objects.prefix import ObjectLocation
 
 
 class DirectoryUpload:
-    """``locate`` turns a name into its path, or refuses it."""
+    """``root`` is the store's folder and stays its owner's; ``open_folder`` opens the one that an object is put
+    into, or refuses."""
 
-    def __init__(self, temporary: Path, locate: Callable[[ObjectLocation], Path]) -> None:
+    def __init__(self, root: int, temporary: str, open_folder: Callable[[ObjectLocation], int]) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._temporary = temporary
-        self._locate = locate
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._file: BinaryIO = os.fdopen(descriptor, "w+b")
+        self._open_folder = open_folder
+        self._root = os.dup(root)
+        try:
+            self._file: BinaryIO = os.fdopen(os.open(temporary, flags, 0o644, dir_fd=self._root), "w+b")
+        except BaseException:
+            os.close(self._root)
+            raise
 
     @property
     def file(self) -> BinaryIO:
@@ -43,12 +50,26 @@ class DirectoryUpload:
     def _keep(self, location: ObjectLocation) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
-        path = self._locate(location)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.stat().st_size != os.fstat(self._file.fileno()).st_size:
-            os.replace(self._temporary, path)
-        sync_folder(path.parent)
+        folder = self._open_folder(location)
+        try:
+            if not _is_there(folder, location.name, os.fstat(self._file.fileno()).st_size):
+                os.replace(self._temporary, location.name, src_dir_fd=self._root, dst_dir_fd=folder)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _discard(self) -> None:
+        if self._root < 0:
+            return
         self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._temporary, dir_fd=self._root)
+        os.close(self._root)
+        self._root = -1
+
+
+def _is_there(folder: int, name: str, size: int) -> bool:
+    with suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == size
+    return False

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tracelake.contracts.dispatcher_api import PayloadOutput
 from tracelake.domain.errors import Forbidden
+from tracelake.objects import beneath
 from tracelake.objects.prefix import ObjectPrefix
 
 _FILE = "file://"
@@ -30,14 +31,14 @@ def _make(root: Path, uri: str, owner: int | None) -> None:
     prefix = ObjectPrefix.parse(uri)
     if not ObjectPrefix.parse(f"{_FILE}{root}").contains(prefix) or prefix.path.strip("/") == str(root)[1:]:
         raise Forbidden("LocationOutsideRoot", f"the staging folder {uri} isn't below {root}")
-    place = root
-    for name in Path(f"/{prefix.path}").relative_to(root).parts:
-        place = place / name
-        try:
-            place.mkdir(mode=_MODE)
-            place.chmod(_MODE)
-        except FileExistsError:
-            if place.is_symlink() or not place.is_dir():
-                raise Forbidden("LocationOutsideRoot", f"{place} isn't a folder") from None
-    if owner is not None:
-        os.chown(place, owner, -1, follow_symlinks=False)
+    below = prefix.path.removesuffix("/")[len(str(root)) :]
+    held = beneath.HeldFolder(root)
+    try:
+        place = beneath.make_folder(held.descriptor(), below, _MODE, whatever_umask=True)
+    except (beneath.LeadsElsewhere, NotADirectoryError):
+        raise Forbidden("LocationOutsideRoot", f"{uri} isn't a folder below {root}") from None
+    try:
+        if owner is not None:
+            os.fchown(place, owner, -1)
+    finally:
+        os.close(place)
