@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from tracelake.objects import beneath
 
 POLL = 0.2
 """Seconds between two looks at a log that is followed."""
@@ -22,7 +25,7 @@ class Tail:
     def lines(self) -> Iterator[bytes]:
         """What has come since the last time, without the line that isn't finished yet."""
         try:
-            file = self._path.open("rb")
+            file = self._open()
         except FileNotFoundError:
             return
         with file:
@@ -38,6 +41,14 @@ class Tail:
                     *whole, last = more
                     self._rest = [last]
                     yield from whole
+
+    def _open(self) -> BinaryIO:
+        """A plain file and no link: people read logs with more rights than those who might have put one there."""
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return os.fdopen(beneath.open_file(folder, self._path.name), "rb")
+        finally:
+            os.close(folder)
 
     def rest(self) -> Iterator[bytes]:
         """The unfinished line, when nobody will finish it."""

@@ -107,15 +107,14 @@ class BundleCache:
     def _open_cached(self, sha256: str) -> VerifiedBundle | None:
         path = self._path(sha256)
         try:
-            file = path.open("rb")
+            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         except FileNotFoundError:
             return None
         try:
-            mark = _mark(path)
+            mark = _marked(os.fstat(file.fileno()))
             if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                 bundle = VerifiedBundle(sha256, file, check_zip(file))
-                if mark is not None:
-                    self._seen[sha256] = mark
+                self._seen[sha256] = mark
                 return bundle
         except BaseException:
             file.close()
@@ -155,9 +154,12 @@ class BundleCache:
 
 def _mark(path: Path) -> _Mark | None:
     try:
-        found = path.stat()
+        return _marked(os.lstat(path))
     except FileNotFoundError:
         return None
+
+
+def _marked(found: os.stat_result) -> _Mark:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

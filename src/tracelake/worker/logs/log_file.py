@@ -10,7 +10,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+from tracelake.objects import beneath
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
 _TRIES = 3
 
 
@@ -67,8 +69,21 @@ class LogFile:
 
 
 def _open(path: Path) -> int:
-    for _ in range(_TRIES):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            return os.open(path, _FLAGS, 0o600)
-    return os.open(path, _FLAGS, 0o600)
+    logs, task = path.parent.parent, path.parent.name
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):
+                return _open_in(root, task, path.name)
+        return _open_in(root, task, path.name)
+    finally:
+        os.close(root)
+
+
+def _open_in(root: int, task: str, name: str) -> int:
+    folder = beneath.make_folder(root, task, 0o700)
+    try:
+        return beneath.open_beneath(folder, name, _FLAGS, 0o600)
+    finally:
+        os.close(folder)
