@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tracelake.contracts.bundles import NOOP_FUNCTION, Invocation, function_of
 from tracelake.domain.errors import TracelakeError
+from tracelake.worker.lambda_.attempt_token import AttemptToken
 from tracelake.worker.lambda_.environment import Environment
 from tracelake.worker.lambda_.environment_pool import EnvironmentPool
 from tracelake.worker.lambda_.function_program import FunctionIdentity
@@ -67,6 +68,7 @@ async def _invoke(pool: EnvironmentPool, environment: Environment, run: Function
         deadline_ms=int((time.time() + left) * 1000),
         arn=environment.function.arn,
         trace_id=f"Root={run.task.task_id};Attempt={run.task.attempt}",
+        token=AttemptToken(run.task.capability_token, run.task.task_id, run.task.attempt),
     )
     kept = False
     try:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import uuid4
 
+from tracelake.worker.lambda_.attempt_token import AttemptToken
 from tracelake.worker.sandbox.gateway import RUNTIME_PREFIX, GatewayRequest, GatewayResponse
 
 MAX_VALUE_BYTES = 6 * 1024 * 1024
@@ -28,12 +29,13 @@ _MAX_ERROR_TEXT = 4000
 @dataclass(frozen=True, slots=True)
 class RuntimeCall:
     """One invocation as the runtime sees it. ``deadline_ms`` is when the function will be killed, by the wall
-    clock, as on AWS."""
+    clock, as on AWS; ``token`` is what it may speak with meanwhile."""
 
     event: bytes = field(repr=False)
     deadline_ms: int
     arn: str
     trace_id: str
+    token: AttemptToken | None = None
     request_id: str = field(default_factory=lambda: str(uuid4()))
 
 
@@ -79,6 +81,11 @@ class RuntimeApi:
     def busy(self) -> bool:
         """The function has its event and hasn't answered yet."""
         return self._running is not None
+
+    @property
+    def token(self) -> AttemptToken | None:
+        """What the function that has its event may speak with."""
+        return None if self._running is None else self._running.token
 
     async def invoke(self, invocation: RuntimeCall) -> Result:
         """Give the runtime this invocation as its next one; what came of it."""

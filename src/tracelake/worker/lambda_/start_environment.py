@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 from tracelake.contracts.bundles import NOOP_FUNCTION
 from tracelake.domain.bundle_entrypoint import BundleKind, find_entrypoint
-from tracelake.domain.errors import Conflict
+from tracelake.domain.errors import Conflict, Forbidden, Unauthenticated
 from tracelake.worker.lambda_.bundle_cache import BundleCache, VerifiedBundle
 from tracelake.worker.lambda_.environment import Environment, Surroundings
 from tracelake.worker.lambda_.function_layer import add_builtin, add_node_client
@@ -21,6 +22,7 @@ from tracelake.worker.lambda_.function_program import API_PORT, FunctionIdentity
 from tracelake.worker.lambda_.runtime_api import RuntimeApi
 from tracelake.worker.sandbox import Sandbox, SandboxedProcess, SandboxLimits, SandboxSpec
 from tracelake.worker.sandbox.gateway import Gateway, GatewayRequest
+from tracelake.worker.sandbox.gateway_messages import CAPABILITY_HEADER
 
 _CPUS = 1.0
 """A function may not have the whole machine, whatever the machine has."""
@@ -102,15 +104,11 @@ class EnvironmentStarter:
     ) -> Environment:
         api = RuntimeApi()
         spoke: set[str] = set()
-
-        def admit(request: GatewayRequest) -> None:
-            """Between two events there is no task to speak for."""
-            if not api.busy:
-                raise Conflict("NoInvocation", "no invocation is under way")
-            spoke.add(request.path.rpartition("/")[2])
-
         gateway = Gateway(
-            dispatcher_url=self._internal_url, query_url=self._query_url, runtime=api.handle, admit=admit
+            dispatcher_url=self._internal_url,
+            query_url=self._query_url,
+            runtime=api.handle,
+            admit=admission(api, spoke),
         )
         try:
             await gateway.listen(process.listeners[0])
@@ -118,6 +116,23 @@ class EnvironmentStarter:
             await gateway.close()
             raise
         return Environment(function, Surroundings(folder, process, api, output, gateway.close, spoke))
+
+
+def admission(api: RuntimeApi, spoke: set[str]) -> Callable[[GatewayRequest], None]:
+    """Who may speak through an environment's gateway: the function that has an event, with the token of that
+    attempt and no other. What it spoke of is noted in ``spoke``."""
+
+    def admit(request: GatewayRequest) -> None:
+        if not api.busy:
+            raise Conflict("NoInvocation", "no invocation is under way")
+        presented = request.headers.get(CAPABILITY_HEADER, "")
+        if not presented:
+            raise Unauthenticated("CapabilityMissing", f"{CAPABILITY_HEADER} is missing")
+        if api.token is None or not api.token.is_own(presented):
+            raise Forbidden("NotYourTask", "the token isn't that of the attempt that runs here")
+        spoke.add(request.path.rpartition("/")[2])
+
+    return admit
 
 
 def _unpack(bundle: VerifiedBundle, entrypoint: str, code: Path) -> BundleKind:

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ TASK_PREFIX = "/v1/task/"
 QUERY_PATH = "/v1/task/query"
 _MIB = 1024 * 1024
 _SOCKET_MODE = 0o666
+_QUIET_SECONDS = 10.0
 
 RuntimeHandler = Callable[[GatewayRequest], Coroutine[None, None, GatewayResponse]]
 Admit = Callable[[GatewayRequest], None]
@@ -57,6 +59,27 @@ class GatewayLimits:
     body_bytes: int = 17 * _MIB
     total_bytes: int = 34 * _MIB
     forward_seconds: float = 300.0
+
+
+class _Quiet:
+    """A log line every few seconds at most: what a sandbox does must not fill the worker's log."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._unsaid = 0
+
+    def may_say(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            self._unsaid += 1
+            return False
+        self._next = now + _QUIET_SECONDS
+        return True
+
+    def unsaid(self) -> int:
+        """How many lines were left out before this one."""
+        unsaid, self._unsaid = self._unsaid, 0
+        return unsaid
 
 
 class Gateway:
@@ -79,6 +102,7 @@ class Gateway:
         self._budget = Budget(self._limits.body_bytes, self._limits.total_bytes)
         self._forwards = asyncio.Semaphore(self._limits.forwards)
         self._client: httpx.AsyncClient | None = None
+        self._quiet = _Quiet()
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -120,10 +144,11 @@ class Gateway:
             await connection.serve(self._answer)
         except Exception:
             # Whatever a sandbox says, it must not end the worker; what it found out must not be lost either.
-            log.exception("gateway connection failed")
+            if self._quiet.may_say():
+                log.exception("gateway connection failed", left_out=self._quiet.unsaid())
         finally:
             writer.close()
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
     async def _answer(self, request: GatewayRequest, connection: GatewayConnection) -> None:
@@ -149,8 +174,12 @@ class Gateway:
         if self._client is None:
             self._client = httpx.AsyncClient(trust_env=False, follow_redirects=False)
         url = f"{upstream}{request.path}" + (f"?{request.query}" if request.query else "")
-        headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
-        headers["accept-encoding"] = "identity"
+        headers = [
+            (name.encode(), request.headers[name].encode("latin-1"))
+            for name in FORWARDED_HEADERS
+            if name in request.headers
+        ]
+        headers.append((b"accept-encoding", b"identity"))
         try:
             async with asyncio.timeout(self._limits.forward_seconds):
                 asked = self._client.stream(
@@ -163,8 +192,12 @@ class Gateway:
                     if "content-length" in answer.headers:
                         given["content-length"] = answer.headers["content-length"]
                     await connection.send_pieces(answer.status_code, given, answer.aiter_raw())
-        except (httpx.HTTPError, TimeoutError) as error:
-            log.warning("gateway could not pass a request on", path=request.path, error=str(error))
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            if self._quiet.may_say():
+                why, unsaid = str(error) or type(error).__name__, self._quiet.unsaid()
+                log.warning(
+                    "gateway could not pass a request on", path=request.path, error=why, left_out=unsaid
+                )
             raise _unreachable() from error
 
 

@@ -18,7 +18,8 @@ import h11
 from tracelake.domain.errors import BadRequest, NotFound, TracelakeError
 
 METHODS = frozenset({"GET", "POST"})
-FORWARDED_HEADERS = ("accept", "content-type", "x-trace-task-capability")
+CAPABILITY_HEADER = "x-trace-task-capability"
+FORWARDED_HEADERS = ("accept", "content-type", CAPABILITY_HEADER)
 RETURNED_HEADERS = (
     "content-type",
     "retry-after",
@@ -31,6 +32,8 @@ _HOP_BY_HOP = frozenset(
     | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
 _NEVER_HEARD = frozenset({"authorization", "cookie", "x-trace-worker-token"})
+_STATUSES = {"MethodNotAllowed": 405, "RequestTimeout": 408, "HeadTooLarge": 431, "InternalError": 500}
+"""Of what only a gateway has to say."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~$-][A-Za-z0-9._~$-]*)+")
 _QUERY = re.compile(r"[A-Za-z0-9._~!$'()*+,;=:@/?&%-]*")
 
@@ -92,7 +95,7 @@ def _headers(event: h11.Request) -> dict[str, str]:
 
 
 def problem(error: TracelakeError) -> GatewayResponse:
-    status = 405 if error.reason == "MethodNotAllowed" else error.status
+    status = _STATUSES.get(error.reason, error.status)
     said = {
         "type": f"urn:tracelake:problem:{error.reason}",
         "title": HTTPStatus(status).phrase,
