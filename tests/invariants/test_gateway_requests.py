@@ -1,4 +1,4 @@
-"""Whatever a function sends to its gateway: its own attempt's calls pass and nothing else, and the gateway lives."""
+"""Whatever a function sends to its gateway: its own attempt's calls pass, nothing else does, the gateway lives."""
 
 from __future__ import annotations
 

@@ -6,11 +6,13 @@ Dispatcher leases a task and hands it over in one call to one of them::
     POST {url}/2015-03-31/functions/{function}/invocations
     X-Trace-Worker-Token: ...
     X-Amz-Invocation-Type: Event
+    Expect: 100-continue
 
-with an ``Invocation`` as its body; ``function`` is the hash of the bundle in hex, or ``noop``. Answers: 202, the
-invoker has it, and nobody else ever will; 429, no slot right now; 503 or another refusal, it was not taken.
-An attempt is handed over at most once, so after any other end of the call (a broken connection, no answer in
-time) the Dispatcher gives the attempt up, and the invoker may still be running it.
+with an ``Invocation`` as its body, sent when the invoker asks for it: until then nothing was delivered;
+``function`` is the hash of the bundle in hex, or ``noop``. Answers: 202, the invoker has it, and nobody else ever
+will; 429, no slot right now; 503 or another refusal, it was not taken. An attempt is handed over at most once, so
+after any other end of the call (a broken connection, no answer in time) the Dispatcher gives the attempt up, and
+the invoker may still be running it.
 
 The bundle itself is fetched from ``GET /internal/bundle?sha256=`` and must be verified before it is run.
 """
@@ -69,10 +71,12 @@ class BundleContentQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InvokerRegistration(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an invoker listens, without a path, and how many functions it runs at a time; one that is going
-    away says 0."""
+    """Where an invoker listens, without a path (or at which private socket, ``unix:///path``, on the Dispatcher's
+    own machine), and how many functions it runs at a time; one that is going away says 0."""
 
-    url: Annotated[str, Meta(pattern=r"\Ahttps?://[A-Za-z0-9.:_\[\]-]{1,200}\Z")]
+    url: Annotated[
+        str, Meta(pattern=r"\A(https?://[A-Za-z0-9.:_\[\]-]{1,200}|unix:///[A-Za-z0-9._~%/-]{1,1000})\Z")
+    ]
     concurrency: Annotated[int, Meta(ge=0, le=100_000)]
 
 

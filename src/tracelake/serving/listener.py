@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import socket
 from collections.abc import Generator
 
@@ -11,6 +13,8 @@ import uvicorn
 from litestar.types import ASGIApp
 
 from tracelake.domain.errors import Conflict
+from tracelake.serving.http_limits import HttpLimits, tuned, within_descriptors
+from tracelake.serving.http_protocol import bounded
 
 SHUTDOWN_SECONDS = 4
 
@@ -32,7 +36,9 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    def __init__(self, what: str, host: str, port: int) -> None:
+    def __init__(self, what: str, host: str, port: int, limits: HttpLimits | None = None) -> None:
+        """``limits`` come from the environment unless they are given."""
+        self._limits = limits or tuned(HttpLimits(), os.environ)
         self._socket = _bind(what, host, port)
         self._server: _Server | None = None
         self._listening = asyncio.Event()
@@ -43,15 +49,17 @@ class Listener:
         return f"http://{host}:{port}"
 
     async def serve(self, app: ASGIApp) -> None:
+        limits = within_descriptors(self._limits)
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
-            http="httptools",
+            http=bounded(limits),
+            ws="none",
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=75,
+            timeout_keep_alive=math.ceil(limits.idle_seconds),
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             backlog=1024,
         )

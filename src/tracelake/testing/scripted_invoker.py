@@ -72,7 +72,7 @@ class ScriptedInvoker:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            answer = await self._read(reader)
+            answer = await self._read(reader, writer)
             if answer == "hang":
                 await reader.read()
             elif answer != "lose":
@@ -87,10 +87,12 @@ class ScriptedInvoker:
             self._open.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> Answer:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         request, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        assert headers["expect"] == "100-continue"
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(int(headers["content-length"]))
         if self.token is not None and headers["x-trace-worker-token"] != self.token:
             return 401

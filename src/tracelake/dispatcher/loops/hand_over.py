@@ -70,9 +70,6 @@ class HandOvers:
         """What waits for a slot is released; nothing more is handed over."""
         self._stopping.set()
 
-    async def close(self) -> None:
-        await self._client.close()
-
     async def deliver(self, task_id: UUID, turn: Turn, settled: Callable[[], None]) -> None:
         """``settled`` is called once the task is claimed, or known not to be claimable: its wake-up is spent."""
         try:

@@ -103,7 +103,6 @@ class FunctionInvocations:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=seconds / 2)
-        await self._hand_overs.close()
 
     async def _pass(self) -> None:
         if not self._waiting:

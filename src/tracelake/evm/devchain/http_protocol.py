@@ -1,7 +1,8 @@
 """HTTP/1.1 for JSON-RPC, one asyncio protocol per connection: keep-alive, pipelining, nothing else.
 
 Requests of a connection are answered in their order and at once; while a client doesn't read its answers, no
-more of its requests are read.
+more of its requests are read. Heads, bodies, the time for them and the number of connections are bounded as on
+every listener of ours; nobody needs a credential here, so whoever has sent a request is known.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import cast
 import httptools
 
 from tracelake.evm.devchain.jsonrpc import Caller, Methods, respond
+from tracelake.serving.http_limits import CUT_SECONDS, Door, RequestMeter, peer_of, refusal
 
 MAX_BODY = 16 * 1024 * 1024
 
@@ -25,9 +27,17 @@ _USAGE = b"This is a JSON-RPC endpoint: POST a request to it.\n"
 
 
 class HttpProtocol(asyncio.Protocol):
-    def __init__(self, methods: Methods, connections: set[asyncio.BaseTransport]) -> None:
+    def __init__(self, methods: Methods, connections: set[asyncio.BaseTransport], door: Door) -> None:
         """``connections`` holds those that are open, for whoever ends the server."""
+        self.peer = ""
+        self.known = False
         self._methods = methods
+        self._door = door
+        self._limits = door.limits
+        self._meter = RequestMeter(door.limits.head_bytes)
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = 0.0
         self._connections = connections
         self._caller = Caller(loopback=False)
         self._parser = httptools.HttpRequestParser(self)
@@ -39,17 +49,71 @@ class HttpProtocol(asyncio.Protocol):
         self._connections.add(transport)
         peer = transport.get_extra_info("peername")
         self._caller = Caller(loopback=peer is not None and ipaddress.ip_address(peer[0]).is_loopback)
+        self.peer = peer_of(peer)
+        if self._door.enter(self):
+            self._since = asyncio.get_running_loop().time()
+            self._wait(self._limits.head_seconds)
+        else:
+            self._end(refusal(503))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._over = True
+        self._stop_waiting()
+        self._door.leave(self)
         self._connections.discard(self._transport)
 
+    def turn_out(self) -> None:
+        self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
+        was_half = self._meter.half
+        left = memoryview(data)
+        while left and not self._over:
+            size = self._meter.room
+            self._feed(left[:size])
+            left = left[size:]
+        if not self._over:
+            self._stop_waiting()
+            if not (was_half and self._meter.half):
+                self._since = asyncio.get_running_loop().time()
+            seconds = self._limits.body_seconds if self._meter.in_body else self._limits.head_seconds
+            self._wait(seconds if self._meter.half else self._limits.idle_seconds)
+
+    def _feed(self, piece: memoryview) -> None:
+        in_body = self._meter.in_body
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             self._refuse(426, b"Upgrade Required", _USAGE)
         except httptools.HttpParserError:
             self._refuse(400, b"Bad Request", b"That is not HTTP.\n")
+        else:
+            self._meter.fed(len(piece), in_body)
+            if self._meter.too_large:
+                self._end(refusal(431))
+
+    def _wait(self, seconds: float) -> None:
+        """For the rest of a request, counted from its beginning, or for the next one."""
+        self._timer = asyncio.get_running_loop().call_at(self._since + seconds, self._late)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _late(self) -> None:
+        if self._meter.half:
+            self._end(refusal(408))
+        else:
+            self._transport.abort()
+
+    def _end(self, answer: bytes) -> None:
+        """Read no more, and cut the connection when the answer could be read."""
+        self._over = True
+        self._stop_waiting()
+        self._transport.write(answer)
+        self._transport.pause_reading()
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(CUT_SECONDS, self._transport.abort)
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()
@@ -61,12 +125,18 @@ class HttpProtocol(asyncio.Protocol):
         self._body.clear()
         self._size = 0
 
+    def on_headers_complete(self) -> None:
+        self._meter.headers_complete()
+
     def on_body(self, part: bytes) -> None:
+        self._meter.body(len(part))
         self._size += len(part)
         if self._size <= MAX_BODY:
             self._body.append(part)
 
     def on_message_complete(self) -> None:
+        self._meter.message_complete()
+        self.known = True
         if self._transport.is_closing():
             return
         if self._parser.get_method() != b"POST":
@@ -80,5 +150,6 @@ class HttpProtocol(asyncio.Protocol):
                 self._transport.close()
 
     def _refuse(self, status: int, phrase: bytes, text: bytes) -> None:
+        self._over = True
         self._transport.write(_REFUSED % (status, phrase, len(text)) + text)
         self._transport.close()

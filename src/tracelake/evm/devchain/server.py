@@ -8,6 +8,7 @@ with running(DevChain(seed=7)) as node:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.http_protocol import HttpProtocol
 from tracelake.evm.devchain.jsonrpc import Methods
 from tracelake.evm.devchain.methods import ChainMethods
+from tracelake.serving.http_limits import Door, HttpLimits, tuned, within_descriptors
 
 LOOPBACK = "127.0.0.1"
 
@@ -59,12 +61,17 @@ def serving(methods: Methods, *, port: int = 0) -> Iterator[str]:
 
 
 async def listen(
-    methods: Methods, host: str, port: int, connections: set[asyncio.BaseTransport] | None = None
+    methods: Methods,
+    host: str,
+    port: int,
+    connections: set[asyncio.BaseTransport] | None = None,
+    limits: HttpLimits | None = None,
 ) -> asyncio.Server:
     """A server that accepts already; its open connections are kept in ``connections``."""
     kept = connections if connections is not None else set()
+    door = Door(within_descriptors(limits or tuned(HttpLimits(), os.environ)))
     return await asyncio.get_running_loop().create_server(
-        lambda: HttpProtocol(methods, kept), host, port, backlog=1024
+        lambda: HttpProtocol(methods, kept, door), host, port, backlog=1024
     )
 
 

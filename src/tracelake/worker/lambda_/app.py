@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from tracelake import private_socket
 from tracelake.domain.errors import Conflict
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.lambda_.bundle_cache import BundleCache
@@ -29,6 +30,7 @@ from tracelake.worker.sandbox import Sandbox
 from tracelake.worker.settings import WorkerSettings
 
 _MAX_PLACES = 64
+_SOCKET = "invoker.sock"
 _IDLE_LOOK_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -81,16 +83,27 @@ async def _run(settings: WorkerSettings, sandbox: Sandbox, folder: Path, signals
         )
         invoker.report_unfinished()
         try:
-            await _serve(settings, invoker, link, signals)
+            await _serve(settings, invoker, link, folder, signals)
         finally:
             await pool.close()
             journal.close()
 
 
-async def _serve(settings: WorkerSettings, invoker: Invoker, link: DispatcherLink, signals: _Signals) -> None:
+def _listen(internal_url: str, folder: Path) -> tuple[socket.socket, str]:
+    """A Dispatcher on this machine comes by a socket that no other user can reach."""
+    if private_socket.is_here(internal_url):
+        path = folder.absolute() / _SOCKET
+        return private_socket.listen(path), private_socket.address_of(path)
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    server = HttpServer(InvokeEndpoint(invoker, settings.worker_token).handle, max_body=MAX_EVENT_BYTES)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def _serve(
+    settings: WorkerSettings, invoker: Invoker, link: DispatcherLink, folder: Path, signals: _Signals
+) -> None:
+    endpoint = InvokeEndpoint(invoker, settings.worker_token)
+    server = HttpServer(endpoint.handle, admit=endpoint.admit, max_body=MAX_EVENT_BYTES)
+    listener, url = _listen(settings.internal_url, folder)
     await server.start(listener)
     keeper = asyncio.create_task(link.keep_registered(url, settings.concurrency, signals.on_ready))
     try:
@@ -102,6 +115,7 @@ async def _serve(settings: WorkerSettings, invoker: Invoker, link: DispatcherLin
             link.say_goodbye(url), invoker.stop(settings.drain_seconds, signals.hurry), return_exceptions=True
         )
         await server.close()
+        (folder / _SOCKET).unlink(missing_ok=True)
 
 
 async def _until_over(settings: WorkerSettings, invoker: Invoker, stop: asyncio.Event) -> None:

@@ -33,6 +33,14 @@ class InvokeEndpoint:
         self._invoker = invoker
         self._token = _digest(worker_token.reveal())
 
+    def admit(self, request: HttpRequest) -> GatewayResponse | None:
+        """By the head alone, before a byte of the body is read: None if it may go on."""
+        try:
+            self._check(request)
+        except errors.TracelakeError as error:
+            return _problem(error)
+        return None
+
     async def handle(self, request: HttpRequest) -> GatewayResponse:
         try:
             function = self._check(request)

@@ -2,7 +2,7 @@
 
 Sizes are bounded before anything is kept: a head by itself, a body by itself and, with all other bodies of the same
 sandbox, by a ``Budget``; so is the time to send them. Whatever is said gets an answer, if one can still be sent,
-and what goes wrong here ends this connection alone. While an answer is being made at most one more piece is read, so
+and what goes wrong here ends this connection alone. While an answer is made at most one more piece is read, so
 that a caller who hangs up is noticed and one who goes on sending is not stored.
 """
 

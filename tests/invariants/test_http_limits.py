@@ -1,0 +1,377 @@
+"""What strangers send to a listener is bounded, on each kind that we have: bytes, time, connections.
+
+The limits under test are short, and every test waits for what must happen, not for a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracelake.domain.errors import Invalid
+from tracelake.evm.devchain.chain import DevChain
+from tracelake.evm.devchain.methods import ChainMethods
+from tracelake.evm.devchain.server import listen
+from tracelake.serving.http_limits import Door, HttpLimits, peer_of, tuned
+from tracelake.serving.listener import Listener
+from tracelake.worker.lambda_.http_server import HttpRequest, HttpServer
+from tracelake.worker.sandbox.gateway import GatewayResponse
+
+LONG = HttpLimits(head_seconds=60, body_seconds=60, idle_seconds=60)
+SHORT = replace(LONG, head_seconds=0.2, body_seconds=0.2)
+FEW = replace(LONG, connections=8, peer_connections=5)
+PATIENCE = 60.0
+CALL = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}'
+GOOD = b"POST / HTTP/1.1\r\nHost: h\r\nX-Token: good\r\nContent-Length: %d\r\n\r\n%b" % (len(CALL), CALL)
+MIB = 1024 * 1024
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Takes bodies of those with a credential, and gives ``/large`` to anybody."""
+    known = (b"x-token", b"good") in scope["headers"]
+    if known:
+        scope["state"]["caller"] = "somebody"
+        while (await receive()).get("more_body"):
+            pass
+    body = b"x" * (32 * MIB if scope["path"] == "/large" else 2)
+    status = 200 if known or scope["path"] == "/large" else 401
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]}
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def uvicorn_port(limits: HttpLimits) -> AsyncIterator[int]:
+    listener = Listener("test", "127.0.0.1", 0, limits)
+    serving = asyncio.create_task(listener.serve(application))
+    await listener.started()
+    try:
+        yield int(listener.url.rpartition(":")[2])
+    finally:
+        listener.stop()
+        await serving
+        listener.close()
+
+
+@contextlib.asynccontextmanager
+async def invoker_port(limits: HttpLimits) -> AsyncIterator[int]:
+    def admit(request: HttpRequest) -> GatewayResponse | None:
+        return None if request.headers.get("x-token") == "good" else GatewayResponse(401)
+
+    async def handle(request: HttpRequest) -> GatewayResponse:
+        return GatewayResponse(200, {}, b"{}")
+
+    server = HttpServer(handle, admit=admit, max_body=100_000, limits=limits)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    await server.start(listener)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
+async def devchain_port(limits: HttpLimits) -> AsyncIterator[int]:
+    connections: set[asyncio.BaseTransport] = set()
+    server = await listen(ChainMethods(DevChain(seed=1)), "127.0.0.1", 0, connections, limits)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for each in tuple(connections):
+            assert isinstance(each, asyncio.Transport)
+            each.abort()
+        await asyncio.sleep(0)
+
+
+Port = Callable[[HttpLimits], contextlib.AbstractAsyncContextManager[int]]
+EVERY = pytest.mark.parametrize("port", [uvicorn_port, invoker_port, devchain_port])
+PRIVATE = pytest.mark.parametrize("port", [uvicorn_port, invoker_port])
+
+
+async def connect(port: int, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+
+
+async def answer(reader: asyncio.StreamReader) -> int:
+    """The status of the next answer, whose body is read; 0 when the connection is cut."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            assert length is not None
+            await reader.readexactly(int(length[1]))
+            return int(head.split()[1])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+
+
+async def ask(port: int, said: bytes, source: str = "127.0.0.1") -> int:
+    reader, writer = await connect(port, source)
+    try:
+        with contextlib.suppress(ConnectionError):
+            writer.write(said)
+        return await answer(reader)
+    finally:
+        writer.transport.abort()
+
+
+async def until_cut(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    async with asyncio.timeout(PATIENCE):
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(65536):
+                said += piece
+    return said
+
+
+async def pour(port: int, first: bytes, piece: bytes, most: int) -> tuple[int, bytes]:
+    """Send without end. How much was taken before the connection was cut, and what was answered."""
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setblocking(False)
+        sent, said = 0, b""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                await loop.sock_sendall(connection, first)
+                while sent < most:
+                    await loop.sock_sendall(connection, piece)
+                    sent += len(piece)
+            except ConnectionError:
+                pass
+            with contextlib.suppress(ConnectionError):
+                while got := await loop.sock_recv(connection, 65536):
+                    said += got
+        return sent, said
+
+
+HEADS = {
+    "a header": (b"POST / HTTP/1.1\r\nX: ", b"x" * 65536),
+    "headers": (b"POST / HTTP/1.1\r\n", b"X: y\r\n" * 10_000),
+    "a name": (b"POST / HTTP/1.1\r\n", b"x" * 65536),
+    "a target": (b"POST /", b"x" * 65536),
+    "empty lines": (b"\r\n", b"\r\n" * 32768),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("head", HEADS)
+async def test_an_endless_head_is_cut_off_and_told_why(port: Port, head: str) -> None:
+    async with port(LONG) as number:
+        sent, said = await pour(number, *HEADS[head], most=400 * MIB)
+        assert sent < 32 * MIB, "only what the kernel holds for a connection that isn't read"
+        assert re.match(rb"HTTP/1.1 4(31|00)", said)
+        if head not in ("empty lines", "a name"):
+            assert said.startswith(b"HTTP/1.1 431")
+        assert await ask(number, GOOD) == 200
+
+
+@EVERY
+async def test_a_head_above_32_kib_is_431_and_one_below_is_served(port: Port) -> None:
+    async with port(LONG) as number:
+        for size, status in ((20_000, 200), (30_000, 200), (33_000, 431), (60_000, 431), (100_000, 431)):
+            large = GOOD.replace(b"Host: h", b"Host: h\r\nX: " + b"x" * size)
+            assert await ask(number, large) == status
+
+
+@pytest.mark.parametrize(
+    "tail", [b"1;" + b"x" * 60_000, b"0\r\nX: " + b"y" * 60_000, b"0\r\n" + b"X: y\r\n" * 10_000]
+)
+async def test_what_surrounds_the_chunks_of_a_body_is_bounded_too(tail: bytes) -> None:
+    begin = b"POST / HTTP/1.1\r\nHost: h\r\nX-Token: good\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+    async with uvicorn_port(LONG) as number:
+        sent, said = await pour(
+            number, begin + tail, tail[-60_000:].replace(b"0\r\nX: ", b""), most=100 * MIB
+        )
+        assert sent < 32 * MIB
+        assert re.match(rb"HTTP/1.1 4(31|00)", said)
+        assert await ask(number, begin + b"0\r\n\r\n") == 200
+
+
+@PRIVATE
+async def test_an_endless_body_without_a_credential_is_answered_and_cut(port: Port) -> None:
+    async with port(LONG) as number:
+        for framing in (b"Content-Length: 4000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
+            first = b"POST / HTTP/1.1\r\nHost: h\r\n" + framing
+            piece = b"10000\r\n" + b"x" * 65536 + b"\r\n" if b"chunked" in framing else b"x" * 65536
+            sent, said = await pour(number, first, piece, most=400 * MIB)
+            assert sent < 64 * MIB
+            assert said.startswith(b"HTTP/1.1 401")
+
+
+HALVES = {"nothing": b"", "a line": GOOD[:10], "a head": GOOD[:40], "a body": GOOD[:-5]}
+
+
+@EVERY
+@pytest.mark.parametrize("half", HALVES)
+async def test_half_a_request_is_given_up_in_time(port: Port, half: str) -> None:
+    async with port(SHORT) as number:
+        opened = [await connect(number) for _ in range(20)]
+        for _, writer in opened:
+            writer.write(HALVES[half])
+        for reader, writer in opened:
+            said = await until_cut(reader)
+            assert said.startswith(b"HTTP/1.1 408") if HALVES[half] else said == b""
+            writer.close()
+        assert await ask(number, GOOD) == 200
+
+
+@EVERY
+@pytest.mark.parametrize("rest", [b"POST / HTTP/1.1\r\nX: ", GOOD[: -len(CALL)].replace(b": 47", b": 99999")])
+async def test_a_request_that_comes_drop_by_drop_is_given_up(port: Port, rest: bytes) -> None:
+    async with port(SHORT) as number:
+        reader, writer = await connect(number)
+        writer.write(rest)
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        assert (await until_cut(reader))[:12] in (b"HTTP/1.1 408", b"")
+        dripping.cancel()
+        writer.close()
+
+
+@EVERY
+async def test_a_kept_connection_is_good_for_more_requests_however_they_are_cut(port: Port) -> None:
+    async with port(LONG) as number:
+        reader, writer = await connect(number)
+        for place in (*range(1, len(GOOD), 7), len(GOOD)):
+            writer.write(GOOD[:place])
+            await writer.drain()
+            writer.write(GOOD[place:])
+            assert await answer(reader) == 200
+        writer.write(GOOD * 5)
+        assert [await answer(reader) for _ in range(5)] == [200] * 5
+        writer.close()
+
+
+@EVERY
+async def test_those_who_say_nothing_make_room_and_callers_are_served(port: Port) -> None:
+    async with port(FEW) as number:
+        kept_reader, kept_writer = await connect(number)
+        kept_writer.write(GOOD)
+        assert await answer(kept_reader) == 200
+        flood = []
+        for _ in range(60):
+            flood.append(await connect(number))
+            flood[-1][1].write(b"POST / HT")
+        assert await ask(number, GOOD) == 200
+        kept_writer.write(GOOD)
+        assert await answer(kept_reader) == 200
+        cut = await asyncio.gather(*(until_cut(reader) for reader, _ in flood[:50]))
+        assert set(cut) <= {b""}
+        for _, writer in (*flood, (None, kept_writer)):
+            writer.transport.abort()
+
+
+@EVERY
+async def test_one_peer_cant_take_the_room_of_another(port: Port) -> None:
+    async with port(FEW) as number:
+        busy = [await connect(number, "127.0.0.2") for _ in range(FEW.peer_connections)]
+        for reader, writer in busy:
+            writer.write(GOOD)
+            assert await answer(reader) == 200
+        assert await ask(number, GOOD, "127.0.0.2") in (503, 0)
+        assert await ask(number, GOOD, "127.0.0.3") == 200
+        for reader, writer in busy:
+            writer.write(GOOD)
+            assert await answer(reader) == 200
+            writer.transport.abort()
+
+
+async def test_an_answer_that_nobody_reads_is_given_up() -> None:
+    async with uvicorn_port(SHORT) as number:
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", number))
+            connection.sendall(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
+            connection.setblocking(False)
+            async with asyncio.timeout(PATIENCE):
+                while _is_open(connection):
+                    await asyncio.sleep(0.02)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """By the kernel's word, without reading."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
+
+
+async def test_requests_behind_each_other_without_end_are_cut_off() -> None:
+    async with uvicorn_port(LONG) as number:
+        sent, said = await pour(number, b"", b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n" * 1000, most=100 * MIB)
+        assert sent < 32 * MIB
+        assert said.startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize(
+    "name", ["CONNECTIONS", "PEER_CONNECTIONS", "HEAD_SECONDS", "BODY_SECONDS", "HEAD_BYTES"]
+)
+def test_limits_are_set_by_the_environment_within_bounds(name: str) -> None:
+    assert getattr(tuned(HttpLimits(), {f"TRACELAKE_HTTP_{name}": "2000"}), name.lower()) == 2000
+    for bad in ("0", "-1", "x", "", "1e99", "nan"):
+        with pytest.raises(Invalid, match=name):
+            tuned(HttpLimits(), {f"TRACELAKE_HTTP_{name}": bad})
+
+
+def test_peers_are_addresses_and_networks() -> None:
+    assert peer_of(("127.0.0.1", 5)) == peer_of(("::ffff:127.0.0.1", 5, 0, 0)) == "127.0.0.1"
+    assert peer_of(("2001:db8::1", 5, 0, 0)) == peer_of(("2001:db8::ffff", 5, 0, 0))
+    assert peer_of(("2001:db8::1", 5, 0, 0)) != peer_of(("2001:db8:0:1::1", 5, 0, 0))
+    assert peer_of("") == "local"
+
+
+@dataclass(eq=False)
+class Somebody:
+    peer: str
+    known: bool = False
+    out: list[bool] = field(default_factory=list)
+
+    def turn_out(self) -> None:
+        self.out.append(self.known)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "show", "go"]), st.integers(0, 9)))
+)
+def test_a_door_holds_its_limits_keeps_the_known_and_lets_in_while_there_are_strangers(
+    acts: list[tuple[str, str, int]],
+) -> None:
+    door = Door(HttpLimits(connections=5, peer_connections=3))
+    inside: list[Somebody] = []
+    for peer, act, which in acts:
+        if act == "come":
+            came = Somebody(peer)
+            mine = [each for each in inside if each.peer == peer]
+            full = mine if len(mine) >= 3 else inside if len(inside) >= 5 else []
+            assert door.enter(came) == (not full or any(not each.known for each in full))
+            if full:
+                gone = [each for each in inside if each.out]
+                assert [each.known for each in gone] == [False] * len(gone)
+                assert (
+                    gone == [each for each in inside if not each.known and each.peer == gone[0].peer][:1]
+                    or not gone
+                )
+                inside = [each for each in inside if not each.out]
+                if not gone:
+                    continue
+            inside.append(came)
+        elif inside and act == "show":
+            inside[which % len(inside)].known = True
+        elif inside:
+            door.leave(inside.pop(which % len(inside)))
+        assert len(door) == len(inside)
