@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelake.domain.errors import Invalid
+from tracelake.evm.devchain import http_protocol as devchain_protocol
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen
+from tracelake.serving import http_protocol
 from tracelake.serving.http_limits import Door, HttpLimits, peer_of, tuned
 from tracelake.serving.listener import Listener
+from tracelake.worker.lambda_ import http_server
 from tracelake.worker.lambda_.http_server import HttpRequest, HttpServer
 from tracelake.worker.sandbox.gateway import GatewayResponse
 
@@ -164,6 +167,12 @@ HEADS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (http_protocol, http_server, devchain_protocol):
+        monkeypatch.setattr(module, "CUT_SECONDS", 0.1)
+
+
 @EVERY
 @pytest.mark.parametrize("head", HEADS)
 async def test_an_endless_head_is_cut_off_and_told_why(port: Port, head: str) -> None:
@@ -184,15 +193,19 @@ async def test_a_head_above_32_kib_is_431_and_one_below_is_served(port: Port) ->
             assert await ask(number, large) == status
 
 
-@pytest.mark.parametrize(
-    "tail", [b"1;" + b"x" * 60_000, b"0\r\nX: " + b"y" * 60_000, b"0\r\n" + b"X: y\r\n" * 10_000]
-)
-async def test_what_surrounds_the_chunks_of_a_body_is_bounded_too(tail: bytes) -> None:
+TAILS = {
+    "an extension": (b"1;", b"x" * 60_000),
+    "a trailer": (b"0\r\nX: ", b"y" * 60_000),
+    "trailers": (b"0\r\n", b"X: y\r\n" * 10_000),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+async def test_what_surrounds_the_chunks_of_a_body_is_bounded_too(tail: str) -> None:
     begin = b"POST / HTTP/1.1\r\nHost: h\r\nX-Token: good\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
     async with uvicorn_port(LONG) as number:
-        sent, said = await pour(
-            number, begin + tail, tail[-60_000:].replace(b"0\r\nX: ", b""), most=100 * MIB
-        )
+        first, more = TAILS[tail]
+        sent, said = await pour(number, begin + first, more, most=100 * MIB)
         assert sent < 32 * MIB
         assert re.match(rb"HTTP/1.1 4(31|00)", said)
         assert await ask(number, begin + b"0\r\n\r\n") == 200
@@ -226,12 +239,18 @@ async def test_half_a_request_is_given_up_in_time(port: Port, half: str) -> None
         assert await ask(number, GOOD) == 200
 
 
+DROPS = {
+    "a head": b"POST / HTTP/1.1\r\nX: ",
+    "a body": GOOD[: -len(CALL)].replace(b": %d" % len(CALL), b": 99999"),
+}
+
+
 @EVERY
-@pytest.mark.parametrize("rest", [b"POST / HTTP/1.1\r\nX: ", GOOD[: -len(CALL)].replace(b": 47", b": 99999")])
-async def test_a_request_that_comes_drop_by_drop_is_given_up(port: Port, rest: bytes) -> None:
+@pytest.mark.parametrize("what", DROPS)
+async def test_a_request_that_comes_drop_by_drop_is_given_up(port: Port, what: str) -> None:
     async with port(SHORT) as number:
         reader, writer = await connect(number)
-        writer.write(rest)
+        writer.write(DROPS[what])
 
         async def drip() -> None:
             with contextlib.suppress(ConnectionError):

@@ -15,8 +15,8 @@ import msgspec
 
 from tracelake.contracts.bundles import Invocation
 
-Answer = int | Literal["lose", "hang"]
-"""A status; or the request is taken and the connection cut, or never answered."""
+Answer = int | Literal["lose", "hang", "cut"]
+"""A status; or the request is taken and the connection cut, or never answered; or cut before it is asked for."""
 
 
 class ScriptedInvoker:
@@ -75,7 +75,7 @@ class ScriptedInvoker:
             answer = await self._read(reader, writer)
             if answer == "hang":
                 await reader.read()
-            elif answer != "lose":
+            elif answer not in ("lose", "cut"):
                 body = b"{}"
                 head = f"HTTP/1.1 {answer} Said\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
                 writer.write(head.encode() + body)
@@ -92,6 +92,8 @@ class ScriptedInvoker:
         request, *lines = head.split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         assert headers["expect"] == "100-continue"
+        if self.then == "cut":
+            return "cut"
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(int(headers["content-length"]))
         if self.token is not None and headers["x-trace-worker-token"] != self.token:

@@ -79,7 +79,7 @@ class HttpServer:
         self._limits = limits
         self._door = Door(limits)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, listener: socket.socket) -> None:
         """A listener that is a socket file's takes connections of its own user and of root alone."""
@@ -90,9 +90,13 @@ class HttpServer:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
+        open_now = dict(self._connections)
+        for connection in open_now:
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*open_now, return_exceptions=True)
+        # Also those that had no time to begin.
+        for writer in open_now.values():
+            writer.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(writer, self._limits.head_bytes)
@@ -104,8 +108,8 @@ class HttpServer:
             writer.close()
             return
         task = asyncio.create_task(self._serve(connection, reader))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = writer
+        task.add_done_callback(self._connections.pop)
 
     async def _serve(self, connection: _Connection, reader: asyncio.StreamReader) -> None:
         writer = connection.writer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -19,7 +20,6 @@ from tracelake.domain.bundle_entrypoint import REFERENCE
 from tracelake.domain.operator_catalog import NOOP
 from tracelake.secret import Secret
 from tracelake.worker.lambda_.http_server import HttpRequest
-from tracelake.worker.lambda_.invoker import Invoker
 from tracelake.worker.sandbox.gateway import GatewayResponse
 
 MAX_EVENT_BYTES = 6 * 1024 * 1024
@@ -28,8 +28,14 @@ _BEFORE, _AFTER = INVOKE_PATH.split("{function}")
 _decoder = msgspec.json.Decoder(Invocation)
 
 
+class Taker(Protocol):
+    """What an invoker is to its endpoint."""
+
+    def take(self, task: Invocation, event: bytes) -> None: ...
+
+
 class InvokeEndpoint:
-    def __init__(self, invoker: Invoker, worker_token: Secret) -> None:
+    def __init__(self, invoker: Taker, worker_token: Secret) -> None:
         self._invoker = invoker
         self._token = _digest(worker_token.reveal())
 
