@@ -437,5 +437,8 @@ def test_a_changed_job_gives_itself_and_everything_downstream_a_new_version(site
 
 def test_both_ports_say_how_they_are_and_what_they_serve(site: Site) -> None:
     for url in (site.user_url, site.internal_url):
-        for path in ("/healthz", "/readyz", "/metrics", "/openapi.json"):
+        for path in ("/healthz", "/readyz", "/openapi.json"):
             assert site.bare.get(url + path).status_code == 200
+    assert site.bare.get(site.internal_url + "/metrics").status_code == 200
+    assert site.bare.get(site.user_url + "/metrics").status_code == 401
+    assert site.user.get("/metrics").status_code == 200

@@ -91,8 +91,11 @@ def fence(claim: dict) -> dict:
 async def test_every_route_declares_the_credential_that_it_takes(api: Surfaces) -> None:
     """Walks the routers as they are served, so that a route can't be added without saying who may call it."""
     expected = {"/internal/": Identity.WORKER, "/v1/task/": Identity.TASK, "/v1/": Identity.USER}
-    open_to_all = {"/healthz", "/readyz", "/metrics", "/openapi.json", "/internal/jwks/task"}
-    for surface in (api.internal_app, api.user_app):
+    open_to_all = {"/healthz", "/readyz", "/openapi.json"}
+    for surface, more, kind_of_metrics in (
+        (api.internal_app, {"/internal/jwks/task", "/metrics"}, None),
+        (api.user_app, set[str](), Identity.USER),
+    ):
         routes = [route for route in surface.litestar.routes if isinstance(route, HTTPRoute)]
         assert len(routes) == len(surface.litestar.routes)
         for route in routes:
@@ -100,7 +103,12 @@ async def test_every_route_declares_the_credential_that_it_takes(api: Surfaces) 
             for handler in route.route_handlers:
                 if handler.http_methods != {"OPTIONS"}:
                     declared = handler.opt.get(IDENTITY)
-                    assert declared is (Identity.NOBODY if route.path in open_to_all else wanted), route.path
+                    if route.path in open_to_all | more:
+                        assert declared is Identity.NOBODY, route.path
+                    else:
+                        assert declared is (kind_of_metrics if route.path == "/metrics" else wanted), (
+                            route.path
+                        )
 
 
 async def test_a_surface_with_a_route_that_it_cannot_authenticate_is_not_built(

@@ -1,10 +1,15 @@
-"""What every port says about itself, to anybody: alive, ready, metrics, the API's description."""
+"""What every port says about itself: alive, ready, metrics, the API's description.
+
+To anybody, but for the metrics: their labels name datasets and operators, so on a port that people come to,
+they need a credential. On internal ports, which are for the platform and whoever watches it, they need none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import structlog
+from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -57,7 +62,6 @@ async def _look(name: str, check: Check) -> str | None:
         return None
 
 
-@endpoint("GET", "/metrics", Operation(identity=Identity.NOBODY, answers={200: "text/plain"}))
 async def metrics(request: ApiRequest) -> Answer:
     """Prometheus metrics in the text format."""
     return Answer(generate_latest(request.services.registry), media_type=CONTENT_TYPE_LATEST.encode())
@@ -69,4 +73,11 @@ async def openapi(request: ApiRequest) -> Answer:
     return Answer(request.services.openapi)
 
 
-HEALTH_ROUTES = (healthz, readyz, metrics, openapi)
+def health_routes(may_see_metrics: Identity) -> tuple[HTTPRouteHandler, ...]:
+    operation = Operation(identity=may_see_metrics, answers={200: "text/plain"})
+    return (healthz, readyz, endpoint("GET", "/metrics", operation)(metrics), openapi)
+
+
+HEALTH_ROUTES = health_routes(Identity.NOBODY)
+"""Of internal ports."""
+USER_HEALTH_ROUTES = health_routes(Identity.USER)

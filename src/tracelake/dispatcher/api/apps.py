@@ -32,7 +32,7 @@ from tracelake.dispatcher.api.task_views import TASK_VIEWS
 from tracelake.dispatcher.api.worker_routes import WORKER_ROUTES
 from tracelake.queue.base import Queue
 from tracelake.serving.edge import Surface
-from tracelake.serving.health_routes import HEALTH_ROUTES
+from tracelake.serving.health_routes import HEALTH_ROUTES, USER_HEALTH_ROUTES
 from tracelake.serving.http_metrics import HttpMetrics
 from tracelake.serving.identity import Authenticator, Identity
 from tracelake.serving.services import Check
@@ -55,7 +55,7 @@ USER_ROUTES = (
     *EXPLAIN_VIEWS,
     *JOB_ROUTES,
     *QUERY_ROUTES,
-    *HEALTH_ROUTES,
+    *USER_HEALTH_ROUTES,
 )
 
 
