@@ -85,13 +85,13 @@ async def test_metrics_on_the_user_port_take_a_user_token(api: Surfaces) -> None
     assert (await api.internal.get("/metrics")).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PUT", "PATCH", "DELETE", "PROPFIND"])
-async def test_other_methods_tell_a_stranger_no_more(api: Surfaces, method: str) -> None:
+async def test_other_methods_tell_a_stranger_no_more(api: Surfaces) -> None:
     for surface, client in ((api.internal_app, api.internal), (api.user_app, api.user)):
         for path, _, identity in routes(surface):
-            answer = await client.request(method, path)
-            if identity is not Identity.NOBODY or method != "HEAD":
-                assert answer.status_code in (401, 404, 405), f"{method} {path}: {answer.status_code}"
+            for method in ("HEAD", "OPTIONS", "TRACE", "PUT", "PATCH", "DELETE", "PROPFIND"):
+                answer = await client.request(method, path)
+                if identity is not Identity.NOBODY or method != "HEAD":
+                    assert answer.status_code in (401, 404, 405), f"{method} {path}: {answer.status_code}"
 
 
 async def test_readiness_names_parts_and_nothing_of_them(ctx: StepContext) -> None:
