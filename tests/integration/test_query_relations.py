@@ -38,12 +38,12 @@ def ordered(rows: pa.Table, *names: str) -> pa.Table:
 
 
 def open_files(scene: QueryScene) -> list[str]:
-    """The scene's files, and memory of hot rows; connections are kept."""
+    """The files of the scene, and memory of hot rows; connections and the object root are kept."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(path for path in found if path.startswith(str(scene.root)) or "memfd:hot-rows" in path)
+    return sorted(path for path in found if path.startswith(f"{scene.root}/") or "memfd:hot-rows" in path)
 
 
 async def chain(scene: QueryScene, blocks: int = 35) -> QueryScene:
