@@ -37,7 +37,7 @@ for name in ("pg_hba.conf", "postgresql.conf", "PG_VERSION", "base", "global"):
     attempt("write cwd/" + name, lambda: os.open(f"{base}/cwd/{name}", os.O_RDWR))
 attempt("create", lambda: os.open(f"{base}/cwd/left", os.O_WRONLY | os.O_CREAT, 0o600))
 attempt("list cwd", lambda: os.listdir(f"{base}/cwd/"))
-attempt("list root", lambda: os.listdir(f"{base}/root/"))
+attempt("list root", lambda: os.listdir(os.path.join(base, "root", ".")))
 attempt("environ", lambda: open(f"{base}/environ", "rb").read())
 attempt("fd", lambda: os.listdir(f"{base}/fd"))
 attempt("mem", lambda: open(f"{base}/mem", "rb"))

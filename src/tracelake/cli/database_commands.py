@@ -66,6 +66,7 @@ def install(
     from tracelake.dev.home import Home
     from tracelake.hot.install import install as install_data
     from tracelake.secret import Secret
+    from tracelake.store.installation import is_installed, join_by_dsn
 
     if data_dsn is None:
         raise Invalid("DsnMissing", "say which database: --data-dsn, or TRACELAKE_DATA_OWNER_DSN")
@@ -83,6 +84,8 @@ def install(
         )
     )
     if env_file is not None and state_dsn is not None and queue_dsn is not None:
+        if asyncio.run(is_installed(state_dsn)):
+            asyncio.run(join_by_dsn(state_dsn, place.copies))
         place.write(env_file.absolute(), _environment(place, state_dsn, queue_dsn, data_dsn).encode())
     if as_json:
         print_json({"applied": applied, "env_file": None if env_file is None else str(env_file)})

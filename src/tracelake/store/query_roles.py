@@ -18,6 +18,17 @@ from tracelake.secret import Secret
 CATALOG_ROLE = "tracelake_catalog"
 AUDIT_ROLE = "tracelake_audit"
 
+CATALOG_SETTINGS = frozenset(
+    {
+        "search_path=catalog",
+        "default_transaction_read_only=on",
+        "statement_timeout=10s",
+        "idle_in_transaction_session_timeout=10s",
+    }
+)
+AUDIT_SETTINGS = CATALOG_SETTINGS - {"default_transaction_read_only=on"}
+"""What the grants below set, as the catalogue of Postgres has it."""
+
 _SQL = sqlfiles.load("tracelake.store.sql", "query_roles.sql")
 
 

@@ -27,6 +27,7 @@ SHORT_LOOPS = {
     "TRACELAKE_WATCH_SOURCES_SECONDS": "1",
     "TRACELAKE_OUTBOX_SWEEP_SECONDS": "0.2",
     "TRACELAKE_OBSERVE_SECONDS": "0.5",
+    "TRACELAKE_INSTALLATION_SECONDS": "0.3",
 }
 _POLL = 0.02
 
@@ -51,6 +52,7 @@ class DispatcherProcess:
             "TRACELAKE_STATE_DSN": state_dsn,
             "TRACELAKE_QUEUE_DSN": queue_dsn,
             # Roles belong to the server, which several installations of a test run share.
+            "TRACELAKE_QUEUE_PASSWORD": PASSWORD.reveal(),
             "TRACELAKE_CATALOG_PASSWORD": PASSWORD.reveal(),
             "TRACELAKE_AUDIT_PASSWORD": PASSWORD.reveal(),
             **SHORT_LOOPS,
