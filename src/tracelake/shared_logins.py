@@ -9,7 +9,7 @@ serves; another one's is never taken over, unless both were given the same passw
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -40,16 +40,18 @@ class SharedLogin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLogins:
-    """Those of one database, whose ``dsn`` is its owner's. ``install`` makes them, or renews them."""
+    """Those of one database, whose ``dsn`` is its owner's. ``install`` makes them, or renews them; it is given
+    the verifiers of those whose password is as it should be, which stay."""
 
     dsn: Secret
     installation_id: str
     logins: tuple[SharedLogin, ...]
-    install: Callable[[], Awaitable[object]]
+    install: Callable[[Mapping[str, str]], Awaitable[object]]
 
     async def take(self, connection: asyncpg.Connection[Any]) -> None:
         """At a start: a stranger's are refused before anything is changed."""
         states = {login.role: await connection.fetchrow(_SQL.state, login.role) for login in self.logins}
+        good = await self._good_verifiers(connection)
         for login in self.logins:
             if self._is_strangers(states[login.role]) and not await self._opens(connection, login):
                 raise Conflict(
@@ -60,7 +62,7 @@ class SharedLogins:
         for login in self.logins:
             if _has_other_settings(states[login.role], login):
                 await _change(connection, _SQL.reset_settings, login.role)
-        await self.install()
+        await self.install(good)
         for login in self.logins:
             if _mark_of(states[login.role]) is None:
                 await _change(connection, _SQL.mark, login.role, f"{_MARK}{self.installation_id}")
@@ -84,10 +86,20 @@ class SharedLogins:
             log.warning("a shared login is restored", role=login.role, why=why)
             changed = True
         if changed:
-            await self.install()
+            await self.install(await self._good_verifiers(connection))
 
     def _is_strangers(self, state: asyncpg.Record | None) -> bool:
         return _mark_of(state) not in (None, self.installation_id)
+
+    async def _good_verifiers(self, connection: asyncpg.Connection[Any]) -> dict[str, str]:
+        if not await connection.fetchval(_SQL.may_read_verifiers):
+            return {}
+        found = {login: await connection.fetchval(_SQL.verifier, login.role) for login in self.logins}
+        return {
+            login.role: verifier
+            for login, verifier in found.items()
+            if scram.matches(login.password.reveal(), verifier)
+        }
 
     async def _opens(self, connection: asyncpg.Connection[Any], login: SharedLogin) -> bool:
         """By the verifier where it may be read, and by trying where it may not."""

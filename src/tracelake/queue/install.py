@@ -11,7 +11,7 @@ Installing again is safe: it migrates, renews the grants and sets the password g
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,9 +28,12 @@ _SQL = sqlfiles.load("tracelake.queue", "sql/install.sql")
 _MIGRATE = sqlfiles.load("tracelake.queue", "sql/migrate.sql")
 
 
-async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...]:
-    """Prepare the database of ``admin_dsn`` and the role; answers the other databases open to the role."""
-    verifier = scram.verifier(password)
+async def install(
+    admin_dsn: str, known: Mapping[str, str] | None = None, *, role: str, password: str
+) -> tuple[str, ...]:
+    """Prepare the database of ``admin_dsn`` and the role; answers the other databases open to the role. ``known``
+    has the role's verifier if it is one of this very password."""
+    verifier = (known or {}).get(role) or scram.verifier(password)
     async with _connected(admin_dsn) as connection:
         await migrate(connection)
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from tracelake import sqlfiles
+from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.store.db import Transaction
 from tracelake.store.migrate import migrate
@@ -101,14 +101,20 @@ async def agree(
     )
 
 
-async def change_passwords(tx: Transaction, wanted: Mapping[str, str]) -> None:
-    """Deliberately; Dispatchers carry it over to the logins, and users of these need the new address."""
-    await tx.execute(SQL.lock)
-    known = {row["name"] for row in await tx.fetch(SQL.secrets)}
-    if not known:
+async def rotate_passwords(dsn: str, wanted: Mapping[str, str]) -> None:
+    """Deliberately; Dispatchers carry it over to the logins, and whoever uses these needs the new address."""
+    for password in wanted.values():
+        scram.verifier(password)
+    if not await is_installed(dsn):
         raise Conflict("NotInstalled", "the installation has no passwords yet: start a Dispatcher first")
-    for name, value in wanted.items():
-        await tx.execute(SQL.change_secret, name, value)
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
+    try:
+        async with connection.transaction():
+            await connection.execute(SQL.lock)
+            for name, value in wanted.items():
+                await connection.execute(SQL.change_secret, name, value)
+    finally:
+        await connection.close()
 
 
 def new_password() -> str:

@@ -7,6 +7,7 @@ the passwords given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
@@ -33,12 +34,18 @@ _SQL = sqlfiles.load("tracelake.store.sql", "query_roles.sql")
 
 
 async def install_query_roles(
-    connection: asyncpg.Connection[Any], *, catalog_password: Secret, audit_password: Secret
+    connection: asyncpg.Connection[Any],
+    known: Mapping[str, str] | None = None,
+    *,
+    catalog_password: Secret,
+    audit_password: Secret,
 ) -> None:
-    """In the migrated state database of ``connection``, which may make roles."""
+    """In the migrated state database of ``connection``, which may make roles. ``known`` are verifiers of these very
+    passwords that roles have already."""
     verifiers = {
         CATALOG_ROLE: scram.verifier(catalog_password.reveal()),
         AUDIT_ROLE: scram.verifier(audit_password.reveal()),
+        **(known or {}),
     }
 
     async def put_roles() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tracelake.dev.dispatcher_files import own_file
 from tracelake.embedded_postgres import parent_death
 from tracelake.testing.data_database import PASSWORD
 
@@ -33,7 +34,8 @@ _POLL = 0.02
 
 
 class DispatcherProcess:
-    """Replicas share a ``home``, for its keys and tokens; each has a ``name``, for its log and ready file."""
+    """Replicas may share a ``home``; each has a ``name``, for its log and ready file, unless it publishes its
+    address ``in_home``, as one does that people start."""
 
     def __init__(
         self,
@@ -43,8 +45,10 @@ class DispatcherProcess:
         queue_dsn: str,
         name: str = "dispatcher",
         environment: Mapping[str, str] | None = None,
+        in_home: bool = False,
     ) -> None:
         self.name = name
+        self._in_home = in_home
         self.log_file = home / f"{name}.log"
         self._home = home
         self._ready_file = home / f"{name}.ready.json"
@@ -75,14 +79,16 @@ class DispatcherProcess:
         """Start, and don't wait."""
         assert self.exit_code is not None or self._process is None, f"{self.name} runs already"
         self._home.mkdir(parents=True, exist_ok=True)
-        self._ready_file.unlink(missing_ok=True)
+        if not self._in_home:
+            self._ready_file.unlink(missing_ok=True)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRACELAKE_")}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     *("-m", "tracelake", "dispatcher", "--home", str(self._home)),
-                    *("--user-port", "0", "--internal-port", "0", "--ready-file", str(self._ready_file)),
+                    *("--user-port", "0", "--internal-port", "0"),
+                    *(() if self._in_home else ("--ready-file", str(self._ready_file))),
                 ],
                 env={**inherited, **self._environment},
                 stdin=subprocess.DEVNULL,
@@ -91,6 +97,13 @@ class DispatcherProcess:
                 start_new_session=True,
                 preexec_fn=parent_death.arm(),
             )
+        if self._in_home:
+            self._ready_file = own_file(self._home, self.pid)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
 
     @property
     def user_url(self) -> str:
