@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,15 @@ import asyncpg
 import httpx
 import pytest
 
+from tracelake.dev.dispatcher_files import settle
 from tracelake.dev.home import QUEUE_ROLE, Home
 from tracelake.dev.role_dsn import role_dsn
+from tracelake.dispatcher.loops.keep_installation import queue_logins, state_logins
+from tracelake.domain.errors import Conflict, Invalid
 from tracelake.embedded_postgres import Cluster
+from tracelake.secret import Secret
+from tracelake.store.db import Transaction
+from tracelake.store.installation import agree, join_by_dsn
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 from tracelake.testing.dev_stack import tracelake
 from tracelake.testing.dispatcher_process import DispatcherProcess
@@ -54,8 +63,8 @@ async def databases(cluster: Cluster) -> AsyncIterator[Databases]:
     yield made
     admin = await asyncpg.connect(cluster.dsn())
     try:
-        for dsn in (made.state_dsn, made.queue_dsn):
-            await admin.execute(f"DROP DATABASE {dsn.rpartition('/')[2].partition('?')[0]} WITH (FORCE)")
+        for row in await admin.fetch("SELECT datname FROM pg_database WHERE datname ~ '^(state|queue)_'"):
+            await admin.execute(f"DROP DATABASE {row['datname']} WITH (FORCE)")
         for role in ROLES:
             await admin.execute(f"DROP ROLE IF EXISTS {role}")
     finally:
@@ -64,7 +73,7 @@ async def databases(cluster: Cluster) -> AsyncIterator[Databases]:
 
 @asynccontextmanager
 async def replicas_on(
-    databases: Databases, *homes: Path, environment: Mapping[str, str] = NOTHING_GIVEN, together: bool = False
+    databases: Databases, *homes: Path, together: bool = False
 ) -> AsyncIterator[list[DispatcherProcess]]:
     made = [
         DispatcherProcess(
@@ -72,7 +81,7 @@ async def replicas_on(
             state_dsn=databases.state_dsn,
             queue_dsn=databases.queue_dsn,
             name=f"replica{number}",
-            environment={**NOTHING_GIVEN, **environment},
+            environment=NOTHING_GIVEN,
         )
         for number, home in enumerate(homes)
     ]
@@ -263,20 +272,14 @@ async def test_rotations_at_one_home_reach_the_others(databases: Databases, tmp_
         assert await knows_worker(one, added)
         assert file.read_text().startswith("# moved\n"), "comments are the user's own"
 
-
-async def test_a_token_that_was_removed_while_its_replica_was_down_stays_removed(
-    databases: Databases, tmp_path: Path
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    async with replicas_on(databases, first, second) as [one, two]:
-        old, added = one.worker_headers["X-Trace-Worker-Token"], new_worker_token()
         await one.kill()
-        (first / "worker_tokens").write_text(f"{added}\n")
+        newest = new_worker_token()
+        file.write_text(f"{newest}\n")
         await one.start()
-        assert not await knows_worker(one, old)
+        assert not await knows_worker(one, added), "what was removed while nobody looked stays removed"
 
         async def carried_over() -> bool:
-            return not await knows_worker(two, old) and await knows_worker(two, added)
+            return not await knows_worker(two, added) and await knows_worker(two, newest)
 
         await eventually("the other replica follows", carried_over)
 
@@ -323,40 +326,6 @@ async def settings_of(databases: Databases, role: str) -> list[tuple[Any, ...]]:
         await connection.close()
 
 
-async def refused(replica: DispatcherProcess) -> str:
-    replica.launch()
-    assert await replica.ended(60) != 0
-    return replica.log()
-
-
-async def test_a_password_that_differs_from_the_installations_is_refused_and_changes_nothing(
-    databases: Databases, tmp_path: Path
-) -> None:
-    first = tmp_path / "first"
-    async with replicas_on(databases, first):
-        before = await verifiers(databases)
-        other = DispatcherProcess(
-            tmp_path / "second",
-            state_dsn=databases.state_dsn,
-            queue_dsn=databases.queue_dsn,
-            environment={**NOTHING_GIVEN, "TRACELAKE_CATALOG_PASSWORD": "another"},
-        )
-        said = await refused(other)
-        assert "TRACELAKE_CATALOG_PASSWORD isn't what the installation has" in said
-        assert await verifiers(databases) == before
-        assert await all_open(databases, first)
-
-
-async def test_passwords_that_settings_give_are_the_installations(
-    databases: Databases, tmp_path: Path
-) -> None:
-    given = {**NOTHING_GIVEN, "TRACELAKE_QUEUE_PASSWORD": "given-to-both"}
-    async with replicas_on(databases, tmp_path / "first", tmp_path / "second", environment=given):
-        for home in ("first", "second"):
-            assert Home(tmp_path / home).secrets().queue_password == "given-to-both"
-            assert await all_open(databases, tmp_path / home)
-
-
 async def test_the_rotated_passwords_of_logins_reach_every_home(databases: Databases, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     async with replicas_on(databases, first, second):
@@ -379,98 +348,186 @@ async def test_the_rotated_passwords_of_logins_reach_every_home(databases: Datab
         assert logins(databases, first)[CATALOG_ROLE] == before[CATALOG_ROLE]
 
 
+async def join(databases: Databases, home: Path, **given: str) -> bool:
+    """What a Dispatcher does first; whether the home had something else."""
+    return await join_by_dsn(databases.state_dsn, Home(home).copies, given)
+
+
+async def test_a_password_that_differs_from_the_installations_is_refused_and_changes_nothing(
+    databases: Databases, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    await join(databases, first, catalog_password="given-once")
+    before = Home(first).copies.read()
+    assert before.passwords["catalog_password"] == "given-once"
+    with pytest.raises(Invalid, match="TRACELAKE_CATALOG_PASSWORD isn't what the installation has"):
+        await join(databases, second, catalog_password="another")
+    assert list(second.iterdir()) == []
+    assert not await join(databases, first)
+    assert Home(first).copies.read() == before
+    await join(databases, second, catalog_password="given-once")
+    assert Home(second).copies.read().passwords == before.passwords
+
+
 async def test_a_home_of_another_installation_is_refused(
     databases: Databases, cluster: Cluster, tmp_path: Path
 ) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    async with replicas_on(databases, ours, theirs):
-        pass
-    # As if it had been used elsewhere: another id, or none and secrets that nobody here knows.
-    file = theirs / "installation.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "installation_id": "another"}))
-    stranger = DispatcherProcess(
-        theirs, state_dsn=databases.state_dsn, queue_dsn=databases.queue_dsn, environment=NOTHING_GIVEN
+    ours, theirs, older = (tmp_path / name for name in ("ours", "theirs", "older"))
+    await join(databases, ours)
+    before = Home(ours).copies.read()
+    await join(Databases.create(cluster), theirs)
+    # One from before homes knew their installation: nobody here knows its first user's token.
+    Home(older).secrets()
+    for home in (theirs, older):
+        kept = Home(home).copies.read()
+        with pytest.raises(Conflict, match="belongs to another installation") as refused:
+            await join(databases, home)
+        assert refused.value.reason == "HomeOfAnotherInstallation"
+        assert Home(home).copies.read() == kept
+    assert not await join(databases, ours)
+    assert Home(ours).copies.read() == before
+
+
+async def test_an_installation_from_before_keeps_its_secrets(databases: Databases, tmp_path: Path) -> None:
+    """Its home has them, its database has none."""
+    home, second = Home(tmp_path / "first"), Home(tmp_path / "second")
+    secrets, query = home.secrets(), home.query_secrets()
+    tokens = home.worker_tokens.read_text()
+    assert not await join(databases, home.folder)
+    assert (home.secrets(), home.query_secrets()) == (secrets, query)
+    assert home.worker_tokens.read_text() == tokens
+    await join(databases, second.folder)
+    mine, theirs = home.copies.read(), second.copies.read()
+    assert (mine.passwords, mine.worker_tokens, mine.keys) == (
+        theirs.passwords,
+        theirs.worker_tokens,
+        theirs.keys,
     )
-    assert "belongs to another installation" in await refused(stranger)
-    for each in theirs.glob("*.json"):
-        each.unlink()
-    shutil.rmtree(theirs / "keys")
-    Home(theirs).secrets()
-    assert "belongs to another installation" in await refused(stranger)
+    assert mine.user_token != theirs.user_token
+
+
+async def test_copies_that_were_lost_come_back_and_replace_nothing(
+    databases: Databases, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    await join(databases, home.folder)
+    before = home.copies.read()
+    for name in ("secrets.json", "query_secrets.json", "worker_tokens"):
+        (home.folder / name).unlink()
+    shutil.rmtree(home.keys)
+    # What `tracelake dev` does before its database is up.
+    home.secrets(), home.query_secrets()
+    assert home.worker_tokens.read_text()
+    assert await join(databases, home.folder), "whoever was told the made-up ones must be told again"
+    after = home.copies.read()
+    assert (after.passwords, after.worker_tokens, after.keys) == (
+        before.passwords,
+        before.worker_tokens,
+        before.keys,
+    )
 
 
 async def test_another_installation_on_the_same_server_does_not_lock_the_first_one_out(
     databases: Databases, cluster: Cluster, tmp_path: Path
 ) -> None:
-    async with replicas_on(databases, tmp_path / "first"):
-        before = await verifiers(databases)
-        others = Databases.create(cluster)
-        other = DispatcherProcess(
-            tmp_path / "other",
-            state_dsn=others.state_dsn,
-            queue_dsn=others.queue_dsn,
-            environment=NOTHING_GIVEN,
+    async def take(of: Databases, home: Path, **given: str) -> None:
+        await join_by_dsn(of.state_dsn, Home(home).copies, given)
+        state, queue = await asyncpg.connect(of.state_dsn), await asyncpg.connect(of.queue_dsn)
+        try:
+            async with state.transaction():
+                shared = await agree(Transaction(state), Home(home).copies, Home(home).copies.read())
+            await state_logins(Secret(of.state_dsn), shared, state).take(state)
+            await queue_logins(Secret(of.queue_dsn), shared).take(queue)
+        finally:
+            await state.close()
+            await queue.close()
+
+    await take(databases, tmp_path / "first")
+    before = await verifiers(databases)
+    others = Databases.create(cluster)
+    with pytest.raises(Conflict, match="serves another installation"):
+        await take(others, tmp_path / "other")
+    assert await verifiers(databases) == before
+    assert await all_open(databases, tmp_path / "first")
+    # Two that were given the same passwords don't disturb each other.
+    await take(
+        Databases.create(cluster), tmp_path / "third", **Home(tmp_path / "first").copies.read().passwords
+    )
+    assert await verifiers(databases) == before
+
+
+# A Dispatcher as far as its address in the home is concerned: told to, it looks, and ends.
+ADDRESS = """
+import os, sys
+from pathlib import Path
+from tracelake.dev.dispatcher_files import DispatcherFiles, settle
+from tracelake.dev.handle import DispatcherHandle
+home = Path(sys.argv[1])
+files = DispatcherFiles(home)
+files.publish(DispatcherHandle("http://user", "http://internal", "token", "token", os.getpid()))
+print("ready", flush=True)
+for line in sys.stdin:
+    settle(home)
+    print("looked", flush=True)
+files.withdraw()
+"""
+
+
+class Published:
+    def __init__(self, home: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ADDRESS, str(home)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        assert "serves another installation" in await refused(other)
-        assert await verifiers(databases) == before
-        assert await all_open(databases, tmp_path / "first")
+        self.pid = self.process.pid
+        self.heard()
+
+    def heard(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline()
+
+    def look(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("look\n")
+        self.process.stdin.flush()
+        self.heard()
+
+    def stop(self) -> None:
+        self.process.communicate(timeout=60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=60)
 
 
-async def test_an_installation_from_before_keeps_its_secrets(databases: Databases, tmp_path: Path) -> None:
-    """Its home has them, its database has none."""
-    home = Home(tmp_path / "first")
-    secrets, query = home.secrets(), home.query_secrets()
-    tokens = home.worker_tokens.read_text()
-    async with replicas_on(databases, home.folder, tmp_path / "second") as [one, two]:
-        assert (home.secrets(), home.query_secrets()) == (secrets, query)
-        assert home.worker_tokens.read_text() == tokens
-        assert Home(tmp_path / "second").query_secrets() == query
-        assert one.worker_headers == two.worker_headers
-        assert await all_open(databases, home.folder)
-
-
-async def test_a_homes_address_is_that_of_a_dispatcher_that_lives(
-    databases: Databases, tmp_path: Path
-) -> None:
-    home = tmp_path / "home"
-    file = home / "dispatcher.json"
-
-    def replica(name: str) -> DispatcherProcess:
-        return DispatcherProcess(
-            home,
-            state_dsn=databases.state_dsn,
-            queue_dsn=databases.queue_dsn,
-            name=name,
-            environment=NOTHING_GIVEN,
-            in_home=True,
-        )
+def test_a_homes_address_is_that_of_a_dispatcher_that_lives(tmp_path: Path) -> None:
+    file = tmp_path / "dispatcher.json"
 
     def named() -> int:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
         return int(json.loads(file.read_bytes())["pid"])
 
-    one, two = replica("one"), replica("two")
-    try:
-        await one.start()
-        await two.start()
-        assert named() == one.pid, "the first one's address stays"
-        assert await two.terminate() == 0
-        assert named() == one.pid, "whoever leaves takes only their own"
-        await two.start()
-        assert await one.terminate() == 0
-        assert named() == two.pid, "the one that stays takes over"
-        await one.start()
-        await one.kill()
-        assert named() == two.pid
-        await one.start()
-        await two.kill()
-
-        async def handed_over() -> bool:
-            return named() == one.pid
-
-        await eventually("the file names the one that lives", handed_over)
-        assert await one.terminate() == 0
-        assert not file.exists()
-        assert list((home / "dispatchers").iterdir()) == []
-    finally:
-        await one.close()
-        await two.close()
+    one, two = Published(tmp_path), Published(tmp_path)
+    assert named() == one.pid, "the first one's address stays"
+    two.stop()
+    assert named() == one.pid, "whoever leaves takes only their own"
+    two = Published(tmp_path)
+    one.stop()
+    assert named() == two.pid, "the one that stays takes over"
+    one = Published(tmp_path)
+    one.kill()
+    two.look()
+    assert named() == two.pid
+    one = Published(tmp_path)
+    two.kill()
+    one.look()
+    assert named() == one.pid, "a killed one's address doesn't stay"
+    one.stop()
+    assert not file.exists()
+    one = Published(tmp_path)
+    one.kill()
+    settle(tmp_path)
+    assert not file.exists()
+    assert list((tmp_path / "dispatchers").iterdir()) == []
