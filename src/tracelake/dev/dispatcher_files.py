@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from tracelake.dev.handle import DISPATCHER_FILE, DispatcherHandle, read_handle,
 from tracelake.domain.errors import Invalid, Unavailable
 
 _FOLDER = "dispatchers"
+_TURN_SECONDS = 1.0
+_POLL = 0.01
 
 
 def own_file(home: Path, pid: int) -> Path:
@@ -110,14 +113,25 @@ def _lives(file: Path) -> bool:
 
 @contextmanager
 def _taking_turns(home: Path) -> Iterator[None]:
-    """Two that come and go at once would each see the other halfway."""
+    """Two that come and go at once would each see the other halfway. One that stands still holds nobody up: what it
+    was about to write is put right at the next look."""
     try:
         (home / _FOLDER).mkdir(mode=0o700, exist_ok=True)
         turn = os.open(home / _FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise Unavailable("HandleUnwritable", f"can't write in {home}: {error.strerror}") from None
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _TURN_SECONDS
+        while not _is_locked(turn) and time.monotonic() < deadline:
+            time.sleep(_POLL)
         yield
     finally:
         os.close(turn)
+
+
+def _is_locked(turn: int) -> bool:
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
