@@ -53,7 +53,7 @@ class SharedLogins:
         states = {login.role: await connection.fetchrow(_SQL.state, login.role) for login in self.logins}
         good = await self._good_verifiers(connection)
         for login in self.logins:
-            if self._is_strangers(states[login.role]) and not await self._opens(connection, login):
+            if self._is_strangers(states[login.role]) and await self._opens(connection, login) is not True:
                 raise Conflict(
                     "LoginOfAnotherInstallation",
                     f"the role {login.role!r} of this Postgres serves another installation, whose processes a new "
@@ -79,7 +79,7 @@ class SharedLogins:
             elif _has_other_settings(state, login):
                 why = "its settings were changed"
                 await _change(connection, _SQL.reset_settings, login.role)
-            elif not await self._opens(connection, login):
+            elif await self._opens(connection, login) is False:
                 why = "its password was changed"
             else:
                 continue
@@ -101,8 +101,9 @@ class SharedLogins:
             if scram.matches(login.password.reveal(), verifier)
         }
 
-    async def _opens(self, connection: asyncpg.Connection[Any], login: SharedLogin) -> bool:
-        """By the verifier where it may be read, and by trying where it may not."""
+    async def _opens(self, connection: asyncpg.Connection[Any], login: SharedLogin) -> bool | None:
+        """By the verifier where it may be read, and by trying where it may not; None where the server lets the role
+        in from other places only, whatever its password."""
         password = login.password.reveal()
         if await connection.fetchval(_SQL.may_read_verifiers):
             return scram.matches(password, await connection.fetchval(_SQL.verifier, login.role))
@@ -113,8 +114,10 @@ class SharedLogins:
             session: asyncpg.Connection[Any] = await asyncpg.connect(
                 urlunsplit(parts._replace(netloc=netloc)), timeout=_LOGIN_SECONDS
             )
-        except asyncpg.InvalidAuthorizationSpecificationError:
+        except asyncpg.InvalidPasswordError:
             return False
+        except asyncpg.InvalidAuthorizationSpecificationError:
+            return None
         await session.close()
         return True
 

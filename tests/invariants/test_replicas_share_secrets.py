@@ -456,6 +456,42 @@ async def test_another_installation_on_the_same_server_does_not_lock_the_first_o
     assert await verifiers(databases) == before
 
 
+async def test_an_owner_who_may_not_read_verifiers_notices_by_logging_in(
+    databases: Databases, cluster: Cluster, tmp_path: Path
+) -> None:
+    """As on a managed Postgres, where the owner may make roles and isn't a superuser."""
+    name = databases.state_dsn.rpartition("/")[2].partition("?")[0]
+    admin = await asyncpg.connect(databases.state_dsn)
+    await admin.execute("CREATE ROLE owner LOGIN CREATEROLE PASSWORD 'owner'")
+    await admin.execute(f"ALTER DATABASE {name} OWNER TO owner; ALTER SCHEMA public OWNER TO owner")
+    dsn, home = role_dsn(databases.state_dsn, "owner", "owner"), Home(tmp_path / "home")
+    await join_by_dsn(dsn, home.copies)
+    owner = await asyncpg.connect(dsn)
+    try:
+        async with owner.transaction():
+            shared = await agree(Transaction(owner), home.copies, home.copies.read())
+        kept = state_logins(Secret(dsn), shared, owner)
+        await kept.take(owner)
+        catalog = role_dsn(dsn, CATALOG_ROLE, shared.passwords["catalog_password"])
+        before = await verifiers(databases)
+        await kept.restore(owner)
+        assert await verifiers(databases) == before, "nothing was changed, so nothing is restored"
+        login = await asyncpg.connect(catalog)
+        await login.execute("SET default_transaction_read_only = off")
+        await login.execute(f"ALTER ROLE {CATALOG_ROLE} PASSWORD 'mine'")
+        await login.close()
+        assert not await opens(catalog)
+        await kept.restore(owner)
+        assert await opens(catalog)
+    finally:
+        await owner.close()
+        await admin.execute("REASSIGN OWNED BY owner TO postgres; DROP OWNED BY owner")
+        for role in (CATALOG_ROLE, AUDIT_ROLE):
+            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await admin.execute("DROP ROLE owner")
+        await admin.close()
+
+
 # A Dispatcher as far as its address in the home is concerned: told to, it looks, and ends.
 ADDRESS = """
 import os, sys

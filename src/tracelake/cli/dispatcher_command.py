@@ -88,6 +88,9 @@ def dispatcher(
     ] = None,
     log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
 ) -> None:
+    from tracelake.worker.host.kernel import forbid_inspection
+
+    forbid_inspection()
     from tracelake.dev.handle import DISPATCHER_FILE
     from tracelake.dev.home import Home
     from tracelake.dispatcher.settings import DispatcherSettings, tuned
