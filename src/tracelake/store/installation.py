@@ -12,14 +12,15 @@ A home without an id, from before there were any, is taken for ours if we know i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Conflict, Invalid
+from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.store.db import Transaction
 from tracelake.store.migrate import migrate
 from tracelake.tokens.home_copies import (
@@ -63,20 +64,14 @@ async def join(
 
 async def join_by_dsn(dsn: str, home: HomeCopies, given: Mapping[str, str] | None = None) -> bool:
     """The same where nobody is connected yet, and the schema may be older; whether the home had something else."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
-    try:
+    async with _connected(dsn) as connection:
         await migrate(connection)
         return (await join(connection, home, given))[1]
-    finally:
-        await connection.close()
 
 
 async def is_installed(dsn: str) -> bool:
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
-    try:
+    async with _connected(dsn) as connection:
         return bool(await connection.fetchval(SQL.is_installed))
-    finally:
-        await connection.close()
 
 
 async def agree(
@@ -107,14 +102,10 @@ async def rotate_passwords(dsn: str, wanted: Mapping[str, str]) -> None:
         scram.verifier(password)
     if not await is_installed(dsn):
         raise Conflict("NotInstalled", "the installation has no passwords yet: start a Dispatcher first")
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
-    try:
-        async with connection.transaction():
-            await connection.execute(SQL.lock)
-            for name, value in wanted.items():
-                await connection.execute(SQL.change_secret, name, value)
-    finally:
-        await connection.close()
+    async with _connected(dsn) as connection, connection.transaction():
+        await connection.execute(SQL.lock)
+        for name, value in wanted.items():
+            await connection.execute(SQL.change_secret, name, value)
 
 
 def new_password() -> str:
@@ -125,10 +116,11 @@ def merged(
     local: Sequence[T], base: Collection[str] | None, stored: Sequence[T], digest: Callable[[T], str]
 ) -> list[T]:
     """What the installation has, with what was added and removed in this home since it last agreed (``base``). A
-    home that never did brings only what the installation lacks altogether, and none can take the last one away."""
+    home that never did brings only what the installation lacks altogether, and one whose files are gone says
+    nothing by that."""
     if not stored:
         return list(local)
-    if base is None:
+    if base is None or not local:
         return list(stored)
     here = {digest(each) for each in local}
     there = {digest(each) for each in stored}
@@ -136,6 +128,18 @@ def merged(
     kept = [each for each in stored if digest(each) not in removed]
     added = [each for each in local if digest(each) not in base and digest(each) not in there]
     return [*kept, *added] or list(stored)
+
+
+@asynccontextmanager
+async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise Unavailable("StateUnavailable", f"can't connect to the state database: {error}") from None
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def _refuse_strange(

@@ -136,9 +136,10 @@ class HomeCopies:
         query = QuerySecrets(chosen["catalog_password"], chosen["audit_password"])
         self._encode("query_secrets.json", query)
 
-    def keep(self, shared: Shared, seen: Copies) -> bool:
+    def keep(self, shared: Shared, seen: Copies, *, restore: bool = True) -> bool:
         """Bring the files in line; whether one that was there said something else. What was edited since it was
-        ``seen`` is left for the next time."""
+        ``seen`` is left for the next time. Tokens and keys that are gone come back at a start (``restore``): until
+        then somebody may be moving them."""
         before, passwords = self.read(), shared.passwords
         token = before.user_token or new_token()[0]
         self._encode("secrets.json", HomeSecrets(token, passwords["queue_password"]))
@@ -146,11 +147,11 @@ class HomeCopies:
         self._encode("query_secrets.json", query)
         membership = seen.membership or Membership(shared.installation_id)
         token_base, key_base = membership.worker_tokens, membership.keys
-        if before.worker_tokens == seen.worker_tokens:
+        if before.worker_tokens == seen.worker_tokens and (restore or before.worker_tokens):
             if set(before.worker_tokens) != set(shared.worker_tokens):
                 self._write(self.worker_token_file, self._lines_with(shared.worker_tokens))
             token_base = tuple(map(token_digest, shared.worker_tokens))
-        if before.keys == seen.keys:
+        if before.keys == seen.keys and (restore or before.keys):
             if before.keys != shared.keys:
                 self._write_keys(shared.keys)
             key_base = tuple(map(key_digest, shared.keys))

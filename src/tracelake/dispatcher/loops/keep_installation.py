@@ -88,7 +88,7 @@ class InstallationKeeper:
         try:
             copies = home.read()
             shared = await self._db.run(partial(self._agree_on, copies), lock=DeployLock.NONE)
-            home.keep(shared, copies)
+            home.keep(shared, copies, restore=False)
         except Unavailable:
             raise
         except (OSError, TracelakeError) as error:
