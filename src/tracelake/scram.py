@@ -8,22 +8,44 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 
 from tracelake.domain.errors import Invalid
 
 _ITERATIONS = 4096
+_MOST_ITERATIONS = 100_000
+"""A role may set a verifier of its own making; checking it mustn't take long."""
+_STORED = re.compile(
+    r"SCRAM-SHA-256\$(?P<iterations>[0-9]{1,9}):(?P<salt>[A-Za-z0-9+/]{4,200}={0,2})"
+    r"\$[A-Za-z0-9+/=]{44}:[A-Za-z0-9+/=]{44}"
+)
 
 
 def verifier(password: str) -> str:
     """ASCII only: other passwords are normalised before hashing, which clients don't agree upon."""
     if not password or not password.isascii() or not password.isprintable():
         raise Invalid("BadPassword", "a role's password is printable ASCII and not empty")
-    salt = secrets.token_bytes(16)
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
+    return _verifier(password, secrets.token_bytes(16), _ITERATIONS)
+
+
+def matches(password: str, stored: str | None) -> bool:
+    """Whether the password opens what the server has stored, which may be of another kind or nothing at all."""
+    found = _STORED.fullmatch(stored or "")
+    if found is None or int(found["iterations"]) > _MOST_ITERATIONS:
+        return False
+    try:
+        made = _verifier(password, base64.b64decode(found["salt"]), int(found["iterations"]))
+    except ValueError:
+        return False
+    return hmac.compare_digest(made, found[0])
+
+
+def _verifier(password: str, salt: bytes, iterations: int) -> str:
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
     stored_key = hashlib.sha256(_keyed(salted, b"Client Key")).digest()
     server_key = _keyed(salted, b"Server Key")
-    return f"SCRAM-SHA-256${_ITERATIONS}:{_text(salt)}${_text(stored_key)}:{_text(server_key)}"
+    return f"SCRAM-SHA-256${iterations}:{_text(salt)}${_text(stored_key)}:{_text(server_key)}"
 
 
 def _keyed(key: bytes, message: bytes) -> bytes:

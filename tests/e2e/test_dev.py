@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -214,6 +215,20 @@ def test_nothing_outlives_a_killed_supervisor_and_the_next_start_goes_on(
     again = second.until_ready()
     assert second.run("tasks", "--json").stdout == before
     assert (again.user_token, again.worker_token) == (handle.user_token, handle.worker_token)
+
+
+def test_nothing_in_a_home_is_open_to_others_while_a_stack_runs(stack: DevStack) -> None:
+    """The home's own mode keeps everybody out; objects are shown to operators by their own modes."""
+    shown = [stack.home / name for name in ("objects", "work")]
+    exposed = []
+    for path in (stack.home, *stack.home.rglob("*")):
+        if any(path.is_relative_to(each) for each in shown):
+            continue
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077:
+                exposed.append(path)
+    assert exposed == []
 
 
 def test_a_home_has_one_stack_at_a_time(stack: DevStack) -> None:

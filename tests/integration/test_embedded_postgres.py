@@ -70,10 +70,10 @@ def launcher(
 
 
 def normal_user() -> Account:
-    """Somebody who isn't root: ourselves, or ``nobody``."""
+    """Somebody who is neither root nor ``nobody``: ourselves, or an account that every machine has."""
     if os.geteuid() != 0:
         return Account(pwd.getpwuid(os.geteuid()).pw_name, os.geteuid(), os.getegid())
-    entry = pwd.getpwnam("nobody")
+    entry = pwd.getpwnam("daemon")
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
@@ -245,7 +245,8 @@ def test_a_stale_pid_file_does_not_keep_it_from_starting(tmp_path: Path, holder:
     with cluster:
         kill_server(cluster)
     pid_file = tmp_path / "pgdata" / "postmaster.pid"
-    account = server_account(tmp_path / "pgdata")
+    server = server_account(tmp_path, tmp_path / "pgdata")
+    account = server.account if server else None
     other = subprocess.Popen(
         ["sleep", "60"], user=account.uid if account else None, group=account.gid if account else None
     )

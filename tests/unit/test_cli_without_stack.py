@@ -47,7 +47,7 @@ NEEDS_A_STACK: dict[str, tuple[str, ...]] = {
 }
 NEEDS_NONE = {
     *("dev", "devchain", "dispatcher", "doctor", "init", "keys list", "keys rotate", "logs"),
-    *("database install", "database restored", "rpc status", "schema"),
+    *("database install", "database restored", "database rotate", "rpc status", "schema"),
 }
 """They start something, or look at what is on this machine."""
 SERVES_ONE = {"query-service", "sink", "worker"}

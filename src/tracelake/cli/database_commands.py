@@ -66,6 +66,7 @@ def install(
     from tracelake.dev.home import Home
     from tracelake.hot.install import install as install_data
     from tracelake.secret import Secret
+    from tracelake.store.installation import is_installed, join_by_dsn
 
     if data_dsn is None:
         raise Invalid("DsnMissing", "say which database: --data-dsn, or TRACELAKE_DATA_OWNER_DSN")
@@ -83,6 +84,8 @@ def install(
         )
     )
     if env_file is not None and state_dsn is not None and queue_dsn is not None:
+        if asyncio.run(is_installed(state_dsn)):
+            asyncio.run(join_by_dsn(state_dsn, place.copies))
         place.write(env_file.absolute(), _environment(place, state_dsn, queue_dsn, data_dsn).encode())
     if as_json:
         print_json({"applied": applied, "env_file": None if env_file is None else str(env_file)})
@@ -90,6 +93,52 @@ def install(
     typer.echo(f"the data database is ready ({', '.join(applied) or 'as it was'})")
     if env_file is not None:
         typer.echo(f"wrote {env_file}")
+
+
+@database_app.command()
+def rotate(
+    logins: Annotated[
+        list[str] | None,
+        typer.Argument(help="queue, catalog, audit.  [default: all three]", show_default=False),
+    ] = None,
+    home: DatabaseHome = DEFAULT_HOME,
+    state_dsn: StateDsn = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the shared logins of the queue and of the state database new passwords, for the whole installation.
+
+    Running Dispatchers carry them over to Postgres and to their homes within seconds. Workers, sinks and Query
+    Services that were told the old ones need the new ones and a restart (`tracelake database install --env-file`
+    writes them; `tracelake dev` is simply started again). Passwords come from `TRACELAKE_QUEUE_PASSWORD`,
+    `TRACELAKE_CATALOG_PASSWORD` and `TRACELAKE_AUDIT_PASSWORD`, or are made. Without a DSN the stack that runs on
+    the home is meant.
+
+    Examples:
+
+        TRACELAKE_STATE_DSN=postgresql://… tracelake database rotate
+
+        tracelake database rotate queue --home ./home
+    """
+    import asyncio
+    import os
+
+    from tracelake.cli.home_stack import stack_on
+    from tracelake.store.installation import PASSWORDS, given_passwords, new_password, rotate_passwords
+
+    chosen = [f"{name}_password" for name in logins or []] or list(PASSWORDS)
+    if unknown := [name for name in chosen if name not in PASSWORDS]:
+        raise Invalid(
+            "NoSuchLogin",
+            f"there is no login {unknown[0].removesuffix('_password')!r}: queue, catalog, audit",
+        )
+    dsn = state_dsn or stack_on(home, ["TRACELAKE_STATE_DSN"]).state_dsn
+    given = given_passwords(os.environ)
+    asyncio.run(rotate_passwords(dsn, {name: given.get(name) or new_password() for name in chosen}))
+    names = [name.removesuffix("_password") for name in chosen]
+    if as_json:
+        print_json({"rotated": names})
+    else:
+        typer.echo(f"new passwords for {', '.join(names)}; restart who uses them")
 
 
 @database_app.command()

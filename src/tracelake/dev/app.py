@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from os import getpid
+from os import environ, getpid
 from pathlib import Path
 
 from tracelake.dev import dispatcher_part, sink_part
 from tracelake.dev.addresses import Addresses, StackPorts
 from tracelake.dev.child_process import ChildProcess
+from tracelake.dev.dispatcher_files import settle
 from tracelake.dev.dispatcher_part import dispatcher_spec
-from tracelake.dev.handle import DEV_FILE, DISPATCHER_FILE, DevHandle, remove_handle, write_handle
+from tracelake.dev.handle import DEV_FILE, DevHandle, remove_handle, write_handle
 from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, STATE_DATABASE, Home
 from tracelake.dev.home_checks import check_space, take_over
 from tracelake.dev.part import Part
@@ -24,9 +25,11 @@ from tracelake.dev.query_part import QUERY_FILE, QueryPart, query_spec
 from tracelake.dev.sink_part import sink_spec
 from tracelake.dev.supervisor import Supervisor
 from tracelake.dev.worker_part import worker_name, worker_spec
+from tracelake.domain.errors import Unavailable
 from tracelake.hot.install import install
 from tracelake.secret import Secret
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
+from tracelake.store.installation import given_passwords, join_by_dsn
 
 SPARK = "ecs_spark"
 
@@ -53,7 +56,9 @@ def run_dev(
         take_over(home)
         home.make_objects()
         _forget(home)
-        stack = _Stack(home, options, _addresses(home, options, ports))
+        given = given_passwords(environ)
+        home.copies.preset(given)
+        stack = _Stack(home, options, _addresses(home, options, ports), given)
         try:
             if supervisor.bring_up(stack.stages(), stack.needs()):
                 stack.publish(supervisor)
@@ -100,15 +105,19 @@ def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
 
 def _forget(home: Home) -> None:
     """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
-    for name in (DEV_FILE, DISPATCHER_FILE, QUERY_FILE):
+    for name in (DEV_FILE, QUERY_FILE):
         remove_handle(home.folder / name)
+    settle(home.folder)
 
 
 class _Stack:
     """The parts by name. A further process is a ``ChildSpec``, an entry in ``stages`` and what it needs."""
 
-    def __init__(self, home: Home, options: DevOptions, addresses: Addresses) -> None:
+    def __init__(
+        self, home: Home, options: DevOptions, addresses: Addresses, given: Mapping[str, str]
+    ) -> None:
         self._home = home
+        self._given = given
         self._options = options
         self._addresses = addresses
         self.query = QueryPart(query_spec(home, addresses))
@@ -117,6 +126,7 @@ class _Stack:
             name="state",
             port=addresses.ports.state,
             databases=(STATE_DATABASE, QUEUE_DATABASE),
+            prepare=self._prepare_state,
         )
         self._data = PostgresPart(
             home.data_cluster,
@@ -151,6 +161,15 @@ class _Stack:
             dispatcher_part.NAME: frozenset({self._state.name}),
             **dict.fromkeys([sink_part.NAME, *others], after_dispatcher),
         }
+
+    def _prepare_state(self, postgres: PostgresPart) -> None:
+        """The others were told the home's secrets: those must be the installation's."""
+        if asyncio.run(join_by_dsn(postgres.dsn(STATE_DATABASE), self._home.copies, self._given)):
+            raise Unavailable(
+                "HomeSecretsRestored",
+                f"what {self._home.folder} had of the installation's secrets was lost or changed; it has been "
+                "restored from the state database: start again",
+            )
 
     def _prepare_data(self, postgres: PostgresPart) -> None:
         passwords = self._home.data_secrets()

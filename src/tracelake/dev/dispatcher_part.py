@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tracelake.dev.addresses import Addresses
 from tracelake.dev.child_process import ChildSpec
-from tracelake.dev.handle import DISPATCHER_FILE, DispatcherHandle, read_handle, remove_handle
+from tracelake.dev.dispatcher_files import own_file
 from tracelake.dev.home import Home
 
 NAME = "dispatcher"
@@ -22,25 +22,18 @@ def dispatcher_spec(
     runtimes: Sequence[str] = (),
 ) -> ChildSpec:
     """``databases`` is asked for at each start: how to reach them as their owner."""
-    file = home.folder / DISPATCHER_FILE
 
     def argv() -> list[str]:
-        remove_handle(file)
         return [
-            *(sys.executable, "-m", "tracelake", "dispatcher"),
-            *("--home", str(home.folder), "--ready-file", str(file)),
+            *(sys.executable, "-m", "tracelake", "dispatcher", "--home", str(home.folder)),
             *("--user-port", str(addresses.ports.user), "--internal-port", str(addresses.ports.internal)),
             *(option for runtime in runtimes for option in ("--runtime", runtime)),
         ]
 
-    def ready(pid: int) -> bool:
-        handle = read_handle(file, DispatcherHandle)
-        return handle is not None and handle.pid == pid
-
     return ChildSpec(
         name=NAME,
         argv=argv,
-        ready=ready,
+        ready=lambda pid: own_file(home.folder, pid).exists(),
         # Python looks for modules in the folder it is started in; nobody keeps theirs in a home.
         folder=home.folder,
         log=home.logs / f"{NAME}.log",

@@ -3,6 +3,7 @@
 home/
   postgres/state, postgres/data   embedded clusters
   keys/                           signing keys of task tokens
+  installation.json               which installation this home belongs to (tokens/home_copies.py)
   secrets.json                    the first user's token and the queue's password, 0600
   data_secrets.json               the passwords of the data database's roles that write, 0600
   reading_secrets.json            the password of the one that reads, 0600
@@ -14,8 +15,11 @@ home/
   VERSION                         the newest program that ran a stack here
   lock                            held by the stack that runs here, with its process id
   dev.json, dispatcher.json       how to reach what runs here, while it does
+  dispatchers/                    the same of each Dispatcher that runs here, and who is alive
   query.json                      the same of the Query Service
   sink.pid, worker-*.pid          the processes that take work here, while they do
+
+It is for its owner alone, mode 0700, and closed if it was open before.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,23 +36,26 @@ from typing import TypeVar
 import msgspec
 
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.tokens.home_copies import WORKER_TOKENS_FILE, HomeCopies, HomeSecrets, QuerySecrets
 from tracelake.tokens.private_files import create_private, read_private
 from tracelake.tokens.user_tokens import new_token
 from tracelake.tokens.worker_tokens import create_token_file
+
+# Closing one of these would lock the machine's other users and programs out of their own things.
+_EVERYBODYS = frozenset(
+    (
+        *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64"),
+        *("/media", "/mnt", "/opt", "/proc", "/run", "/sbin", "/srv", "/sys"),
+        *("/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/share", "/var", "/var/cache"),
+        *("/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp"),
+    )
+)
 
 STATE_DATABASE = "tracelake_state"
 QUEUE_DATABASE = "tracelake_queue"
 DATA_DATABASE = "tracelake_data"
 QUEUE_ROLE = "tracelake_queue"
 """What workers log in to the queue's database as; it may do nothing else."""
-
-
-class HomeSecrets(msgspec.Struct, frozen=True):
-    user_token: str
-    queue_password: str
-
-    def __repr__(self) -> str:
-        return "HomeSecrets(…)"
 
 
 class DataSecrets(msgspec.Struct, frozen=True):
@@ -67,36 +75,15 @@ class ReadingSecrets(msgspec.Struct, frozen=True):
         return "ReadingSecrets(…)"
 
 
-class QuerySecrets(msgspec.Struct, frozen=True):
-    """What the Query Service logs in to the state database with: to read the catalog, and to add audit rows."""
-
-    catalog_password: str
-    audit_password: str
-
-    def __repr__(self) -> str:
-        return "QuerySecrets(…)"
-
-
 Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets, ReadingSecrets, QuerySecrets)
 
 
 class Home:
-    """Made on first use; an existing empty folder will do, whatever its mode."""
+    """Made on first use; an existing folder will do, whatever its mode."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-            raise Unavailable(
-                "HomeUnusable", f"can't make the home {self.folder}: {why}; choose another with --home"
-            ) from None
-        if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
-            raise Unavailable(
-                "HomeUnusable",
-                f"can't write in the home {self.folder}: change its permissions, or choose another with --home",
-            )
+        self.folder = make_home(folder)
+        self.copies = HomeCopies(self.folder)
 
     @property
     def state_cluster(self) -> Path:
@@ -123,14 +110,17 @@ class Home:
         return self.folder / "work"
 
     def make_objects(self) -> None:
-        """Before anybody is started who reads there: operators don't run as those who could make it."""
+        """Before anybody is started who reads there: operators don't run as those who could make it. They are shown
+        what is in it, so its own mode lets them in; the home's keeps everybody else out."""
         with _writing(self.objects):
-            self.objects.mkdir(exist_ok=True)
+            self.objects.mkdir(mode=0o755, exist_ok=True)
 
     @property
     def worker_tokens(self) -> Path:
-        path = self.folder / "worker_tokens"
+        path = self.folder / WORKER_TOKENS_FILE
         with _writing(path):
+            if not path.exists():
+                self.copies.disown_worker_tokens()
             create_token_file(path)
         return path
 
@@ -187,6 +177,52 @@ class Home:
             return msgspec.json.decode(read_private(path), type=type(made))
         except msgspec.DecodeError as error:
             raise Invalid("HomeDamaged", f"{path} can't be read: {error}") from None
+
+
+def make_home(folder: Path) -> Path:
+    """The folder, there and for its owner alone."""
+    home = folder.absolute()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise Unavailable(
+            "HomeUnusable", f"can't make the home {home}: {why}; choose another with --home"
+        ) from None
+    if not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+        raise Unavailable(
+            "HomeUnusable",
+            f"can't write in the home {home}: change its permissions, or choose another with --home",
+        )
+    found = home.stat()
+    if found.st_mode & 0o077:
+        _close(home, found)
+    return home
+
+
+def _close(home: Path, found: os.stat_result) -> None:
+    """Others could read what is kept in it, or put something of theirs in its place."""
+    mode = f"{stat.S_IMODE(found.st_mode):o}"
+    if found.st_mode & stat.S_ISVTX or str(home.resolve()) in _EVERYBODYS or _is_login_folder(home):
+        raise Unavailable(
+            "HomeShared",
+            f"{home} (mode {mode}) is used by others, and a home is for its owner alone: "
+            f"choose a folder in it with --home, such as {home / '.tracelake'}",
+        )
+    try:
+        home.chmod(0o700)
+    except OSError:
+        raise Unavailable(
+            "HomeShared",
+            f"the home {home} belongs to uid {found.st_uid} and has mode {mode}, so that others get in: "
+            f"choose a folder of your own with --home, such as {home / '.tracelake'}",
+        ) from None
+
+
+def _is_login_folder(folder: Path) -> bool:
+    with suppress(RuntimeError, OSError):
+        return folder.samefile(Path.home())
+    return False
 
 
 @contextmanager

@@ -8,7 +8,10 @@ from pathlib import Path
 
 def say_ready(file: Path | None) -> None:
     if file is not None:
-        file.write_text(f"{os.getpid()}\n")
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(f"{os.getpid()}\n")
 
 
 def says_ready(file: Path, pid: int) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from tracelake.dev.home import QUEUE_ROLE, Home, QuerySecrets
+from tracelake.dev.home import QUEUE_ROLE, Home
 from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
+from tracelake.tokens.home_copies import QuerySecrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -29,6 +29,12 @@ from tracelake.dispatcher.loops.every import every
 from tracelake.dispatcher.loops.hand_over import HandOvers
 from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations, look_who_is_there
 from tracelake.dispatcher.loops.invokers import Invokers
+from tracelake.dispatcher.loops.keep_installation import (
+    QUEUE_ROLE,
+    InstallationKeeper,
+    queue_logins,
+    state_logins,
+)
 from tracelake.dispatcher.loops.observe_state import observe_state
 from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
 from tracelake.dispatcher.metrics import StateGauges, StepMetrics
@@ -44,22 +50,22 @@ from tracelake.domain.errors import Unavailable
 from tracelake.objects.directory import DirectoryStore
 from tracelake.pool_end import close_pool
 from tracelake.queue.base import Queue
-from tracelake.queue.install import install
+from tracelake.queue.install import open_databases
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.serving.http_metrics import HttpMetrics
 from tracelake.serving.listener import Listener
 from tracelake.store import users
 from tracelake.store.db import CLOSE_SECONDS, Database, DeployLock, Transaction, open_pool
+from tracelake.store.installation import join
 from tracelake.store.invokers import InvokerRow
 from tracelake.store.jobs import JobCards
 from tracelake.store.migrate import migrate
-from tracelake.store.query_roles import install_query_roles
+from tracelake.tokens.home_copies import Shared
 from tracelake.tokens.signing import PemKeyring
 from tracelake.tokens.worker_tokens import WorkerTokens, valid_tokens
 
 log = structlog.get_logger(__name__)
 
-QUEUE_ROLE = "tracelake_queue"
 DRAIN_SECONDS = 1.5
 FIXED_INVOKER_CALLS = 16
 """At a time, to an invoker that doesn't register and so doesn't say how many it takes."""
@@ -82,8 +88,11 @@ async def run_dispatcher(
         stack.callback(user_port.close)
         internal_port = Listener("internal", settings.host, settings.internal_port)
         stack.callback(internal_port.close)
+        shared = await _prepare_state(settings)
         ctx, keyring = await stack.enter_async_context(_steps(settings, registry))
-        queue = await stack.enter_async_context(_queue(settings))
+        queue = await stack.enter_async_context(_queue(settings, shared))
+        keeper = InstallationKeeper(settings, ctx.db)
+        stack.push_async_callback(keeper.close)
         query = QueryService(settings.query_url)
         stack.push_async_callback(query.close)
         dispatch = CoalescingDispatch(ctx)
@@ -98,7 +107,7 @@ async def run_dispatcher(
             internal_port.serve(
                 internal_app(
                     dispatch,
-                    worker_tokens=WorkerTokens(file=settings.worker_token_file),
+                    worker_tokens=WorkerTokens(file=settings.home.worker_token_file),
                     public_keys=keyring.public_keys,
                     metrics=metrics,
                     checks=checks,
@@ -107,6 +116,7 @@ async def run_dispatcher(
         ]
         serving = [asyncio.create_task(server) for server in servers]
         loops = [asyncio.create_task(loop) for loop in _loops(settings, ctx, queue, delivery, registry)]
+        loops.append(asyncio.create_task(every(settings.installation_seconds, "installation", keeper.look)))
         loops.append(asyncio.create_task(functions.run()))
         loops.append(asyncio.create_task(buffers.deliver_fresh()))
         loops.append(asyncio.create_task(every(settings.outbox_sweep_seconds, "buffers", buffers.sweep)))
@@ -161,14 +171,13 @@ async def _until_stopped(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -
 async def _steps(
     settings: DispatcherSettings, registry: CollectorRegistry
 ) -> AsyncIterator[tuple[StepContext, PemKeyring]]:
-    await _prepare_state(settings)
     pool = await open_pool(
         settings.state_dsn.reveal(), max_size=settings.state_connections, application="tracelake-dispatcher"
     )
     try:
         db = Database(pool, on_silence=pool.expire_connections)
         org_id = await db.run(lambda tx: _first_user(tx, settings), lock=DeployLock.NONE)
-        keyring = PemKeyring(settings.key_folder)
+        keyring = PemKeyring(settings.home.key_folder)
         settings.object_root.mkdir(parents=True, exist_ok=True)
         yield (
             StepContext(
@@ -190,11 +199,12 @@ async def _steps(
 async def _first_user(tx: Transaction, settings: DispatcherSettings) -> UUID:
     org_id = await users.ensure_org(tx)
     user_id = await users.ensure_user(tx, org_id, "admin")
-    await users.keep_token(tx, user_id, settings.user_token.reveal(), "installation")
+    if token := settings.home.read().user_token:
+        await users.keep_token(tx, user_id, token, "installation")
     return org_id
 
 
-async def _prepare_state(settings: DispatcherSettings) -> None:
+async def _prepare_state(settings: DispatcherSettings) -> Shared:
     try:
         connection: asyncpg.Connection[Any] = await asyncpg.connect(settings.state_dsn.reveal(), timeout=10)
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
@@ -202,20 +212,22 @@ async def _prepare_state(settings: DispatcherSettings) -> None:
     try:
         for name in await migrate(connection):
             log.info("migration applied", migration=name)
-        await install_query_roles(
-            connection,
-            catalog_password=settings.catalog_password,
-            audit_password=settings.audit_password,
-        )
+        shared, changed = await join(connection, settings.home, settings.given)
+        if changed:
+            log.warning(
+                "the home's copies of the installation's secrets differed", home=str(settings.home.folder)
+            )
+        await state_logins(settings.state_dsn, shared, connection).take(connection)
     finally:
         await connection.close()
+    return shared
 
 
 def _functions(
     settings: DispatcherSettings, dispatch: CoalescingDispatch, registry: CollectorRegistry
 ) -> FunctionInvocations:
     invokers = Invokers()
-    client = InvokerClient(lambda: valid_tokens(settings.worker_token_file))
+    client = InvokerClient(lambda: valid_tokens(settings.home.worker_token_file))
     fixed = (
         [InvokerRow(settings.invoker_url.rstrip("/"), FIXED_INVOKER_CALLS)] if settings.invoker_url else []
     )
@@ -225,9 +237,14 @@ def _functions(
 
 
 @asynccontextmanager
-async def _queue(settings: DispatcherSettings) -> AsyncIterator[Queue]:
+async def _queue(settings: DispatcherSettings, shared: Shared) -> AsyncIterator[Queue]:
     dsn = settings.queue_dsn.reveal()
-    still_open = await install(dsn, role=QUEUE_ROLE, password=settings.queue_password.reveal())
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=10)
+    try:
+        await queue_logins(settings.queue_dsn, shared).take(connection)
+        still_open = await open_databases(connection, QUEUE_ROLE)
+    finally:
+        await connection.close()
     if exposed := [name for name in still_open if name not in ("postgres", "template1")]:
         log.warning("the queue's role may connect to other databases", databases=exposed)
     queue = await PostgresQueue.open(dsn)

@@ -16,6 +16,7 @@ from typing import Any
 from tracelake.domain.errors import Invalid
 from tracelake.secret import Secret
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
+from tracelake.tokens.home_copies import HomeCopies
 
 _INTERVALS = (
     "reap_seconds",
@@ -25,25 +26,22 @@ _INTERVALS = (
     "watch_sources_seconds",
     "outbox_sweep_seconds",
     "observe_seconds",
+    "installation_seconds",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
-    """``queue_password`` is what workers log in to the queue with, ``catalog_password`` and ``audit_password`` what
-    the Query Service logs in to the state database with, ``user_token`` what the first user shows. Port 0 picks a
-    free one. ``invoker_url`` is an invoker of functions that doesn't register itself, ``query_url`` the Query
-    Service that the user port passes queries on to."""
+    """``home`` has this machine's copies of what all replicas share, and ``given`` the passwords of shared logins
+    that the environment names (``store/installation.py``). Port 0 picks a free one. ``invoker_url`` is an invoker
+    of functions that doesn't register itself, ``query_url`` the Query Service that the user port passes queries on
+    to."""
 
     state_dsn: Secret
     queue_dsn: Secret
-    queue_password: Secret
-    catalog_password: Secret
-    audit_password: Secret
-    user_token: Secret
+    home: HomeCopies
     object_root: Path
-    key_folder: Path
-    worker_token_file: Path
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)
     host: str = "127.0.0.1"
     user_port: int = USER_PORT
     internal_port: int = INTERNAL_PORT
@@ -57,6 +55,7 @@ class DispatcherSettings:
     watch_sources_seconds: float = 15.0
     outbox_sweep_seconds: float = 1.0
     observe_seconds: float = 5.0
+    installation_seconds: float = 3.0
     state_connections: int = 12
 
 

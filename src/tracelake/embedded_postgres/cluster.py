@@ -24,8 +24,9 @@ from urllib.parse import quote
 
 from tracelake.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from tracelake.embedded_postgres import binaries, leftovers
-from tracelake.embedded_postgres.account import Account, server_account
+from tracelake.embedded_postgres.account import Account, ServerAccount, server_account
 from tracelake.embedded_postgres.folder import ClusterFolder, unusable
+from tracelake.embedded_postgres.hand_over import hand_over
 from tracelake.embedded_postgres.initialize import initialize
 from tracelake.embedded_postgres.server_process import ServerProcess
 from tracelake.embedded_postgres.settings import HBA, LOOPBACK, configuration, overrides
@@ -63,6 +64,7 @@ class Cluster:
         self._throwaway = throwaway
         self._start_timeout = start_timeout
         self._server: ServerProcess | None = None
+        self._account: ServerAccount | None = None
 
     def start(self) -> None:
         """Initialize when new, recover when crashed, and return once connections are accepted."""
@@ -84,6 +86,9 @@ class Cluster:
         if server is not None:
             server.stop(timeout)
             leftovers.end_orphans(self._folder.pgdata)
+        if self._account is not None:
+            self._account.release()
+            self._account = None
         self._folder.release()
 
     def __enter__(self) -> Self:
@@ -139,12 +144,15 @@ class Cluster:
                 f"{folder.pgdata} was made by Postgres {version}, this is {binaries.MAJOR_VERSION}: "
                 f"dump it with {version} and load it into a new folder",
             )
-        account = server_account(folder.pgdata)
+        if version is not None and folder.password(SUPERUSER) is None:
+            raise Invalid("ClusterPasswordsLost", f"{folder.path} has data, but its passwords.json is gone")
+        self._account = server_account(folder.path, folder.pgdata, lasting=not self._throwaway)
+        account = self._account.account if self._account else None
         programs = binaries.executable_by(account)
         if version is None:
-            initialize(folder, programs, account, superuser=SUPERUSER, throwaway=self._throwaway)
-        elif folder.password(SUPERUSER) is None:
-            raise Invalid("ClusterPasswordsLost", f"{folder.path} has data, but its passwords.json is gone")
+            initialize(folder, programs, self._account, superuser=SUPERUSER, throwaway=self._throwaway)
+        if self._account is not None and self._account.takes_over:
+            hand_over(folder, self._account.account)
         for _ in range(_PORT_TRIES):
             self._port = self._choose_port()
             try:

@@ -4,11 +4,12 @@
     passwords.json   0600, one random password per role
     port             the last port, so that a restart keeps its DSN
     server.log       what the server says
+    owner            the uid that all of the data was handed to, where root started it
     pgdata/          the data, owned by the server's account
 
-Only ``pgdata`` belongs to the server's account, so a server run as ``nobody`` reads no passwords, and
-other programs of ``nobody`` don't reach the data through a folder of mode 0700. Files are replaced by
-rename: a crash leaves the old or the new one, and a link planted in ``pgdata`` is never followed.
+Only ``pgdata`` belongs to the server's account, so a server that root started reads no passwords, and nobody
+reaches the data through a folder of mode 0700. Files are replaced by rename: a crash leaves the old or the new
+one, and a link planted in ``pgdata`` is never followed.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ class ClusterFolder:
         self.log = self.path / "server.log"
         self._passwords = self.path / "passwords.json"
         self._port = self.path / "port"
+        self._owner = self.path / "owner"
         self._lock: int | None = None
 
     def acquire(self) -> None:
         """Make the folder if need be and take its lock, or say who can't."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            make_private(self.path)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise unusable(self.path, error) from error
         try:
@@ -121,6 +123,15 @@ class ClusterFolder:
         if port != self.remembered_port():
             self.replace(self._port, f"{port}\n")
 
+    def owner(self) -> int | None:
+        try:
+            return int(self._owner.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def remember_owner(self, uid: int) -> None:
+        self.replace(self._owner, f"{uid}\n")
+
     def open_log(self) -> int:
         """The log, to be handed over open: the server's account may not reach its path.
 
@@ -137,6 +148,20 @@ class ClusterFolder:
         with self.log.open("rb") as file:
             file.seek(max(since, self.log_size() - _TAIL_BYTES))
             return file.read().decode("utf-8", errors="replace").strip()
+
+
+def make_private(folder: Path) -> None:
+    """The folder and those above it that are missing, for their owner alone; one that was open is closed."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_mode & 0o077 and os.geteuid() in (found.st_uid, 0):
+            os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 def unusable(path: Path, error: OSError) -> Unavailable:

@@ -12,15 +12,23 @@ import subprocess
 from pathlib import Path
 
 from tracelake.domain.errors import Unavailable
-from tracelake.embedded_postgres.account import Account
+from tracelake.embedded_postgres import named_account
+from tracelake.embedded_postgres.account import Account, ServerAccount
 from tracelake.embedded_postgres.binaries import Binaries
 from tracelake.embedded_postgres.folder import ClusterFolder
+from tracelake.embedded_postgres.named_account import with_name
 from tracelake.embedded_postgres.server_process import data_argument, environment
 
 
 def initialize(
-    folder: ClusterFolder, binaries: Binaries, account: Account | None, *, superuser: str, throwaway: bool
+    folder: ClusterFolder,
+    binaries: Binaries,
+    server: ServerAccount | None,
+    *,
+    superuser: str,
+    throwaway: bool,
 ) -> None:
+    account = server.account if server else None
     password = folder.ensure_password(superuser)
     staging = folder.staging(account)
     command = [
@@ -28,7 +36,11 @@ def initialize(
         *("--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"),
         *(["--no-sync"] if throwaway else []),
     ]
-    _run(command, staging, account, password)
+    named_account.sweep(folder.path)
+    if server is None or server.named:
+        _run(command, staging, account, password)
+    else:
+        with_name(server.account, folder.path, lambda: _run(command, staging, account, password))
     staging.rename(folder.pgdata)
     if not throwaway:
         _sync(folder.path)

@@ -11,7 +11,7 @@ Installing again is safe: it migrates, renews the grants and sets the password g
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,13 +21,19 @@ from tracelake import scram, sqlfiles
 from tracelake.queue.migrate import migrate
 from tracelake.roles import change_roles, put_bare_role
 
+SETTINGS = frozenset({"idle_in_transaction_session_timeout=10s", "statement_timeout=60s"})
+"""What the grants set for the role, as the catalogue of Postgres has it."""
+
 _SQL = sqlfiles.load("tracelake.queue", "sql/install.sql")
 _MIGRATE = sqlfiles.load("tracelake.queue", "sql/migrate.sql")
 
 
-async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...]:
-    """Prepare the database of ``admin_dsn`` and the role; answers the other databases open to the role."""
-    verifier = scram.verifier(password)
+async def install(
+    admin_dsn: str, known: Mapping[str, str] | None = None, *, role: str, password: str
+) -> tuple[str, ...]:
+    """Prepare the database of ``admin_dsn`` and the role; answers the other databases open to the role. ``known``
+    has the role's verifier if it is one of this very password."""
+    verifier = (known or {}).get(role) or scram.verifier(password)
     async with _connected(admin_dsn) as connection:
         await migrate(connection)
 
@@ -39,7 +45,12 @@ async def install(admin_dsn: str, *, role: str, password: str) -> tuple[str, ...
             await connection.execute(await connection.fetchval(_SQL.grants, role))
 
         await change_roles(connection, put_role)
-        return tuple(row["datname"] for row in await connection.fetch(_SQL.other_databases, role))
+        return await open_databases(connection, role)
+
+
+async def open_databases(connection: asyncpg.Connection[Any], role: str) -> tuple[str, ...]:
+    """The other databases of the cluster that the role could enter."""
+    return tuple(row["datname"] for row in await connection.fetch(_SQL.other_databases, role))
 
 
 async def close_to_public(admin_dsn: str, databases: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ the passwords given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
@@ -18,16 +19,33 @@ from tracelake.secret import Secret
 CATALOG_ROLE = "tracelake_catalog"
 AUDIT_ROLE = "tracelake_audit"
 
+CATALOG_SETTINGS = frozenset(
+    {
+        "search_path=catalog",
+        "default_transaction_read_only=on",
+        "statement_timeout=10s",
+        "idle_in_transaction_session_timeout=10s",
+    }
+)
+AUDIT_SETTINGS = CATALOG_SETTINGS - {"default_transaction_read_only=on"}
+"""What the grants below set, as the catalogue of Postgres has it."""
+
 _SQL = sqlfiles.load("tracelake.store.sql", "query_roles.sql")
 
 
 async def install_query_roles(
-    connection: asyncpg.Connection[Any], *, catalog_password: Secret, audit_password: Secret
+    connection: asyncpg.Connection[Any],
+    known: Mapping[str, str] | None = None,
+    *,
+    catalog_password: Secret,
+    audit_password: Secret,
 ) -> None:
-    """In the migrated state database of ``connection``, which may make roles."""
+    """In the migrated state database of ``connection``, which may make roles. ``known`` are verifiers of these very
+    passwords that roles have already."""
     verifiers = {
         CATALOG_ROLE: scram.verifier(catalog_password.reveal()),
         AUDIT_ROLE: scram.verifier(audit_password.reveal()),
+        **(known or {}),
     }
 
     async def put_roles() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tracelake.dev.dispatcher_files import own_file
 from tracelake.embedded_postgres import parent_death
 from tracelake.testing.data_database import PASSWORD
 
@@ -27,12 +28,14 @@ SHORT_LOOPS = {
     "TRACELAKE_WATCH_SOURCES_SECONDS": "1",
     "TRACELAKE_OUTBOX_SWEEP_SECONDS": "0.2",
     "TRACELAKE_OBSERVE_SECONDS": "0.5",
+    "TRACELAKE_INSTALLATION_SECONDS": "0.3",
 }
 _POLL = 0.02
 
 
 class DispatcherProcess:
-    """Replicas share a ``home``, for its keys and tokens; each has a ``name``, for its log and ready file."""
+    """Replicas may share a ``home``; each has a ``name``, for its log and ready file, unless it publishes its
+    address ``in_home``, as one does that people start."""
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class DispatcherProcess:
         queue_dsn: str,
         name: str = "dispatcher",
         environment: Mapping[str, str] | None = None,
+        in_home: bool = False,
     ) -> None:
         self.name = name
+        self._in_home = in_home
         self.log_file = home / f"{name}.log"
         self._home = home
         self._ready_file = home / f"{name}.ready.json"
@@ -51,6 +56,7 @@ class DispatcherProcess:
             "TRACELAKE_STATE_DSN": state_dsn,
             "TRACELAKE_QUEUE_DSN": queue_dsn,
             # Roles belong to the server, which several installations of a test run share.
+            "TRACELAKE_QUEUE_PASSWORD": PASSWORD.reveal(),
             "TRACELAKE_CATALOG_PASSWORD": PASSWORD.reveal(),
             "TRACELAKE_AUDIT_PASSWORD": PASSWORD.reveal(),
             **SHORT_LOOPS,
@@ -73,14 +79,16 @@ class DispatcherProcess:
         """Start, and don't wait."""
         assert self.exit_code is not None or self._process is None, f"{self.name} runs already"
         self._home.mkdir(parents=True, exist_ok=True)
-        self._ready_file.unlink(missing_ok=True)
+        if not self._in_home:
+            self._ready_file.unlink(missing_ok=True)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("TRACELAKE_")}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     *("-m", "tracelake", "dispatcher", "--home", str(self._home)),
-                    *("--user-port", "0", "--internal-port", "0", "--ready-file", str(self._ready_file)),
+                    *("--user-port", "0", "--internal-port", "0"),
+                    *(() if self._in_home else ("--ready-file", str(self._ready_file))),
                 ],
                 env={**inherited, **self._environment},
                 stdin=subprocess.DEVNULL,
@@ -89,6 +97,13 @@ class DispatcherProcess:
                 start_new_session=True,
                 preexec_fn=parent_death.arm(),
             )
+        if self._in_home:
+            self._ready_file = own_file(self._home, self.pid)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
 
     @property
     def user_url(self) -> str:

@@ -98,7 +98,7 @@ class PemKeyring:
         self._cached: tuple[_Key, ...] = ()
         self._problem: str | None = None
         if not self._keys():
-            create_private(_path(folder, 0), _new_pem())
+            create_private(_path(folder, 0), new_pem())
             self._cached = self._load()
 
     async def sign(self, claims: TokenClaims) -> str:
@@ -135,7 +135,7 @@ class PemKeyring:
         pending = [key for key in self._keys() if seconds < key.signs_from <= signs_from]
         if pending:
             return pending[0].kid
-        create_private(_path(self._folder, signs_from), _new_pem())
+        create_private(_path(self._folder, signs_from), new_pem())
         self._cached = self._load()
         return next(key.kid for key in self._cached if key.signs_from == signs_from)
 
@@ -215,20 +215,25 @@ def _path(folder: Path, signs_from: int) -> Path:
     return folder / f"key-{signs_from:012d}.pem"
 
 
-def _new_pem() -> bytes:
+def new_pem() -> bytes:
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def _parse(path: Path, signs_from: int, file: tuple[int, int]) -> _Key:
-    pem = read_private(path)
+    private = check_pem(path, read_private(path))
+    public = private.public_key()
+    jwk = public_jwk(public)
+    return _Key(signs_from, file, private, public, jwk, jws.header_segment(jwk["kid"]))
+
+
+def check_pem(path: Path, pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """The key in a file; raises when it isn't one that could sign."""
     try:
         private = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError):
         raise TracelakeError("KeyFileInvalid", f"{path}: not an unencrypted PEM private key") from None
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.curve.name != "secp256r1":
         raise TracelakeError("KeyFileInvalid", f"{path}: not a P-256 key, which ES256 needs")
-    public = private.public_key()
-    jwk = public_jwk(public)
-    return _Key(signs_from, file, private, public, jwk, jws.header_segment(jwk["kid"]))
+    return private

@@ -33,8 +33,12 @@ def create_token_file(path: Path) -> bool:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         return False
-    content = f"# Worker tokens, one per line; all of them are valid.\n{PREFIX}{secrets.token_urlsafe(32)}\n"
+    content = f"# Worker tokens, one per line; all of them are valid.\n{new_worker_token()}\n"
     return create_private(path, content.encode())
+
+
+def new_worker_token() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
 
 
 def first_token(path: Path) -> str:
@@ -44,7 +48,7 @@ def first_token(path: Path) -> str:
 
 def valid_tokens(path: Path) -> list[str]:
     """All of them, for who must be known to holders of any."""
-    return _parse(path, read_private(path))
+    return parse_tokens(path, read_private(path))
 
 
 class WorkerTokens:
@@ -98,10 +102,10 @@ class WorkerTokens:
     def _load(self) -> tuple[bytes, ...]:
         if self._file is None:
             return ()
-        return tuple(_digest(token) for token in _parse(self._file, read_private(self._file)))
+        return tuple(_digest(token) for token in parse_tokens(self._file, read_private(self._file)))
 
 
-def _parse(path: Path, content: bytes) -> list[str]:
+def parse_tokens(path: Path, content: bytes) -> list[str]:
     """The tokens of a file. Messages name the line, never what stands in it."""
     tokens = []
     for number, raw in enumerate(content.splitlines(), start=1):

@@ -1,0 +1,97 @@
+"""A home is for its owner alone, whatever it was before, and so is every file with a secret in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tracelake.dev.dispatcher_files import DispatcherFiles
+from tracelake.dev.handle import DispatcherHandle
+from tracelake.dev.home import Home
+from tracelake.dev.home_checks import take_over
+from tracelake.dev.ready_file import say_ready
+from tracelake.domain.errors import Unavailable
+from tracelake.tokens.signing import PemKeyring
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("before", [0o755, 0o750, 0o777, 0o775, 0o701, 0o710, 0o700])
+def test_an_existing_folder_is_closed(tmp_path: Path, before: int) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "rpc.toml").touch()
+    folder.chmod(before)
+    Home(folder)
+    assert mode(folder) == 0o700
+
+
+def test_a_new_home_is_closed_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Home(tmp_path / "deep" / "home")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "deep" / "home") == 0o700
+
+
+def test_a_folder_that_is_everybodys_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login, shared = tmp_path / "login", tmp_path / "shared"
+    login.mkdir(mode=0o755)
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setenv("HOME", str(login))
+    root = mode(Path("/"))
+    for folder in (login, shared, Path("/"), login / ".." / "shared"):
+        with pytest.raises(Unavailable, match=r"choose a folder in it|can't write") as refused:
+            Home(folder)
+        assert refused.value.reason in ("HomeShared", "HomeUnusable")
+    assert (mode(login), mode(shared), mode(Path("/"))) == (0o755, 0o1777, root)
+
+
+def test_a_folder_of_somebody_else_that_cannot_be_closed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    folder.chmod(0o775)
+
+    def not_ours(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", not_ours)
+    with pytest.raises(Unavailable, match="choose a folder of your own"):
+        Home(folder)
+
+
+def test_everything_that_is_kept_in_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    files = DispatcherFiles(tmp_path / "home")
+    try:
+        home = Home(tmp_path / "home")
+        home.secrets(), home.query_secrets(), home.data_secrets(), home.reading_secrets()
+        assert home.worker_tokens
+        take_over(home)
+        home.copies.preset({"queue_password": "given"})
+        home.copies.disown_worker_tokens()
+        PemKeyring(home.keys)
+        say_ready(home.folder / "sink.pid")
+        files.publish(DispatcherHandle("http://user", "http://internal", "token", "token", os.getpid()))
+        with home.locked():
+            pass
+    finally:
+        os.umask(before)
+    assert exposed(home.folder) == []
+    files.withdraw()
+
+
+def exposed(home: Path) -> list[Path]:
+    """What others could use, if the home itself didn't keep them out."""
+    return [path for path in (home, *home.rglob("*")) if mode(path) & 0o077]
