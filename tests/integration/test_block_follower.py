@@ -14,7 +14,7 @@ from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.server import RunningChain, running
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.operators.block_follower.operator import follow
 from tracelake.testing.anvil import CHAIN_ID, Anvil
 from tracelake.testing.data_database import install_data, role_dsn
@@ -31,8 +31,8 @@ def scenes(clone_database: CloneDatabase) -> Iterator[Callable[..., FollowScene]
 
     def open_scene(*outputs: str) -> FollowScene:
         dsn = clone_database("data_installed", install_data)
-        roles = [role_dsn(dsn, role) for role in (STAGING_ROLE, WRITER_ROLE, READER_ROLE)]
-        opened.append(FollowScene(dsn, (roles[0], roles[1], roles[2]), outputs or USUAL))
+        writing, reading = role_dsn(dsn, WRITER_ROLE), role_dsn(dsn, READER_ROLE)
+        opened.append(FollowScene(dsn, writing, reading, outputs or USUAL))
         return opened[-1]
 
     yield open_scene

@@ -49,7 +49,7 @@ def install(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set up the data database on a Postgres of your own: its tables, and the roles that stage, commit and read.
+    """Set up the data database on a Postgres of your own: its tables, and the roles that commit and read.
 
     Passwords are the home's, made when there are none. Installing again is safe: it brings the tables up to this
     version and renews grants and passwords. `--env-file` also needs the state and the queue database, and is read
@@ -77,7 +77,6 @@ def install(
     applied = asyncio.run(
         install_data(
             data_dsn,
-            staging_password=Secret(place.data_secrets().staging_password),
             writer_password=Secret(place.data_secrets().writer_password),
             reader_password=Secret(place.reading_secrets().reader_password),
         )

@@ -153,11 +153,9 @@ class _Stack:
         }
 
     def _prepare_data(self, postgres: PostgresPart) -> None:
-        passwords = self._home.data_secrets()
         work = install(
             postgres.dsn(DATA_DATABASE),
-            staging_password=Secret(passwords.staging_password),
-            writer_password=Secret(passwords.writer_password),
+            writer_password=Secret(self._home.data_secrets().writer_password),
             reader_password=Secret(self._home.reading_secrets().reader_password),
         )
         asyncio.run(work)
@@ -180,7 +178,6 @@ class _Stack:
             data_dsn=self._data.dsn(DATA_DATABASE),
             queue_dsn=addresses.dsns.queue,
             data_write_dsn=addresses.dsns.data_write,
-            staging_dsn=addresses.dsns.staging,
             data_read_dsn=addresses.dsns.data_read,
             object_root=addresses.object_root,
             operators=options.operators,

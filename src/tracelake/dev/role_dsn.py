@@ -8,7 +8,7 @@ from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from tracelake.dev.home import QUEUE_ROLE, Home, QuerySecrets
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 
 
@@ -16,7 +16,6 @@ from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 class RoleDsns:
     queue: str
     data_write: str
-    staging: str
     data_read: str
     catalog: str
     audit: str
@@ -28,7 +27,6 @@ class RoleDsns:
         return cls(
             queue=role_dsn(queue, QUEUE_ROLE, home.secrets().queue_password),
             data_write=role_dsn(data, WRITER_ROLE, writing.writer_password),
-            staging=role_dsn(data, STAGING_ROLE, writing.staging_password),
             data_read=role_dsn(data, READER_ROLE, reading.reader_password),
             catalog=catalog_dsn(state, query),
             audit=audit_dsn(state, query),
@@ -38,8 +36,6 @@ class RoleDsns:
         return {
             "TRACELAKE_QUEUE_DSN": self.queue,
             "TRACELAKE_DATA_DSN": self.data_write,
-            "TRACELAKE_STAGING_DSN": self.staging,
-            "TRACELAKE_READING_DSN": self.data_read,
         }
 
     def for_queries(self) -> dict[str, str]:
