@@ -1,8 +1,8 @@
 """Tickets: a login in the data database for each attempt, and for that one alone.
 
 What an operator is handed it may keep, give away or spoil. So it is handed a login that nobody else uses: one
-that may fill its own attempt's staging tables and read its own inputs, and is gone when the attempt is over. Tickets
-of a wrapper that has died aren't renewed any more, and whoever comes next closes them.
+that may fill its own attempt's staging tables and read its own inputs, and is gone when the attempt is over. The
+tickets of a wrapper that has died aren't renewed any more, and whoever comes next closes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uuid import UUID
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Unavailable
+from tracelake.domain.errors import Conflict, Unavailable
 from tracelake.hot.commit import HotStore
 from tracelake.secret import Secret
 
@@ -27,15 +27,6 @@ _SQL = sqlfiles.load("tracelake.hot", "sql/tickets.sql")
 _TRIES = 20
 _PAUSE_SECONDS = 0.05
 _OF_A_LOGIN = ("user", "password", "passfile")
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """``dsn`` opens the data database by the login; ``password`` is what nobody else should read of it."""
-
-    login: str
-    password: Secret
-    dsn: Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +37,17 @@ class Holder:
     task_id: UUID
     attempt: int
     epoch: int | None
-    reads: Sequence[UUID]
+    reads: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """``dsn`` opens the data database by the login; ``password`` is what nobody else should read of it."""
+
+    holder: Holder
+    login: str
+    password: Secret
+    dsn: Secret
 
 
 class Tickets:
@@ -56,21 +57,13 @@ class Tickets:
         self._store = store
 
     async def open(self, holder: Holder) -> Ticket:
-        """Tickets of the task's earlier attempts are closed by it, and what those staged is swept."""
+        """Tickets of the task's earlier attempts are closed by it, and what those staged is swept. ``Conflict``
+        when a later one has a ticket."""
         login, password = f"tracelake_t_{secrets.token_hex(12)}", secrets.token_urlsafe(32)
-        arguments = (
-            login,
-            await asyncio.to_thread(scram.verifier, password),
-            holder.task_id,
-            holder.attempt,
-            holder.epoch,
-            list(holder.reads),
-        )
-        async with self._store.connection() as connection:
-            await _change(connection, _SQL.open, *arguments)
-            await _sweep_tables(connection)
         dsn = login_dsn(self._store.dsn.reveal(), login, password)
-        return Ticket(login, Secret(password), Secret(dsn))
+        ticket = Ticket(holder, login, Secret(password), Secret(dsn))
+        await self._open(ticket)
+        return ticket
 
     async def close(self, ticket: Ticket) -> None:
         """Its sessions end, and its staging tables are gone, if nobody is in the middle of a load."""
@@ -79,13 +72,27 @@ class Tickets:
             await _sweep_tables(connection)
 
     async def renew(self, tickets: Sequence[Ticket]) -> None:
+        """One that was swept, since nobody could renew it for a while, is opened again; what was staged by it is
+        gone. Not so that of an attempt which has been superseded meanwhile."""
         async with self._store.connection() as connection:
-            await _change(connection, _SQL.renew, [ticket.login for ticket in tickets])
+            gone = await _change(connection, _SQL.renew, [ticket.login for ticket in tickets])
+        for ticket in tickets:
+            if ticket.login in gone:
+                with suppress(Conflict):
+                    await self._open(ticket)
 
     async def sweep(self) -> None:
         """What wrappers that are gone have left: some of it, if that is much."""
         async with self._store.connection() as connection:
             await _change(connection, _SQL.sweep)
+            await _sweep_tables(connection)
+
+    async def _open(self, ticket: Ticket) -> None:
+        verifier = await asyncio.to_thread(scram.verifier, ticket.password.reveal())
+        holder = ticket.holder
+        arguments = (verifier, holder.task_id, holder.attempt, holder.epoch, list(holder.reads))
+        async with self._store.connection() as connection:
+            await _change(connection, _SQL.open, ticket.login, *arguments)
             await _sweep_tables(connection)
 
 
@@ -97,13 +104,12 @@ def login_dsn(dsn: str, login: str, password: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{login}:{password}@{server}", query=urlencode(kept)))
 
 
-async def _change(connection: Any, statement: str, *arguments: object) -> None:
+async def _change(connection: Any, statement: str, *arguments: object) -> Any:
     """Tickets are changed one after another. Somebody who changes the rights on the same tables by hand, or by an
     install, may still come between: then it is tried again."""
     for left in reversed(range(_TRIES)):
         try:
-            await connection.execute(statement, *arguments)
-            return
+            return await connection.fetchval(statement, *arguments)
         except asyncpg.InternalServerError as error:
             if not left or "concurrently" not in str(error):
                 raise

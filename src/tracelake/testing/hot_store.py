@@ -54,7 +54,7 @@ class Operators:
         key = (who.task_id, who.epoch)
         if key not in self._open:
             ticket = await self.tickets.open(
-                Holder(task_id=who.task_id, attempt=who.epoch, epoch=who.epoch, reads=reads)
+                Holder(task_id=who.task_id, attempt=who.epoch, epoch=who.epoch, reads=tuple(reads))
             )
             self._open[key] = ticket, await asyncpg.connect(ticket.dsn.reveal())
         return self._open[key]

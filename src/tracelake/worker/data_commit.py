@@ -86,7 +86,7 @@ class DataCommitter:
             task_id=task.task_id,
             attempt=task.attempt,
             epoch=task.epoch if outputs else None,
-            reads=reads,
+            reads=tuple(reads),
         )
         ticket = await self._tickets.open(holder)
         self._open.add(ticket)

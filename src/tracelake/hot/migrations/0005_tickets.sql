@@ -142,6 +142,9 @@ BEGIN
         PERFORM tracelake.lock_version(version);
     END LOOP;
     LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM tracelake.ticket WHERE task_id = task AND attempt > my_attempt) THEN
+        RAISE EXCEPTION 'a newer attempt of the task has begun' USING ERRCODE = 'TL001';
+    END IF;
     -- Earlier attempts of the task are superseded.
     FOR over IN SELECT login FROM tracelake.ticket WHERE task_id = task AND attempt < my_attempt LOOP
         PERFORM tracelake.close_ticket(over);
@@ -165,13 +168,14 @@ BEGIN
     END IF;
 END $$;
 
--- Somebody still works with these.
-CREATE FUNCTION tracelake.renew_tickets(logins text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Somebody still works with these. Answers which of them are gone: swept while nobody could renew them.
+CREATE FUNCTION tracelake.renew_tickets(logins text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE tracelake.ticket SET alive_until = now() + interval '10 minutes' WHERE login = ANY (logins);
     PERFORM tracelake.extend_login(t.login)
     FROM tracelake.ticket t JOIN pg_roles r ON r.rolname = t.login
     WHERE t.login = ANY (logins) AND r.rolvaliduntil < now() + interval '1 hour';
+    RETURN ARRAY(SELECT l FROM unnest(logins) l WHERE NOT EXISTS (SELECT FROM tracelake.ticket t WHERE t.login = l));
 END $$;
 
 -- Of wrappers that are gone: a few at a time, whoever comes. Answers how many.
