@@ -374,6 +374,9 @@ async def test_tickets_of_a_wrapper_that_is_gone_are_swept_and_a_living_one_gets
         await asyncpg.connect(ticket.dsn.reveal())
     await operator.tickets.renew([ticket])
     await (await asyncpg.connect(ticket.dsn.reveal())).close()
+    await admin.execute("DELETE FROM tracelake.ticket")
+    await operator.tickets.sweep()
+    assert await admin.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", ticket.login) == 0
 
 
 async def test_a_later_attempt_takes_the_earlier_ones_ticket_and_never_the_other_way_round(
@@ -519,10 +522,11 @@ async def test_a_password_that_a_role_has_changed_is_restored(
     assert await restore_roles(dsn, **given) == []
     reader = await asyncpg.connect(role_dsn(dsn, READER_ROLE))
     await reader.execute("SET default_transaction_read_only = off")
-    await reader.execute(f"ALTER ROLE {READER_ROLE} PASSWORD 'mine'")
+    for spoilt in ("PASSWORD 'mine'", "SET statement_timeout = 1", "IN DATABASE changed SET search_path = x"):
+        await reader.execute(f"ALTER ROLE {READER_ROLE} {spoilt}")
+        assert await restore_roles(dsn, **given) == [READER_ROLE]
+        assert await restore_roles(dsn, **given) == []
     await reader.close()
-    assert await restore_roles(dsn, **given) == [READER_ROLE]
-    await (await asyncpg.connect(role_dsn(dsn, READER_ROLE))).close()
 
 
 async def test_prepared_transactions_are_refused_at_the_install(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def install(
 
     from tracelake.dev.home import Home
     from tracelake.hot.install import install as install_data
+    from tracelake.hot.install import open_databases
     from tracelake.secret import Secret
 
     if data_dsn is None:
@@ -83,10 +84,22 @@ def install(
     )
     if env_file is not None and state_dsn is not None and queue_dsn is not None:
         place.write(env_file.absolute(), _environment(place, state_dsn, queue_dsn, data_dsn).encode())
+    still_open = asyncio.run(open_databases(data_dsn))
     if as_json:
-        print_json({"applied": applied, "env_file": None if env_file is None else str(env_file)})
+        print_json(
+            {
+                "applied": applied,
+                "env_file": None if env_file is None else str(env_file),
+                "open_databases": still_open,
+            }
+        )
         return
     typer.echo(f"the data database is ready ({', '.join(applied) or 'as it was'})")
+    if still_open:
+        typer.echo(
+            f"operators' logins can also connect to {', '.join(still_open)} on this server, as everybody can: "
+            "REVOKE CONNECT, TEMPORARY ON DATABASE … FROM PUBLIC closes one"
+        )
     if env_file is not None:
         typer.echo(f"wrote {env_file}")
 

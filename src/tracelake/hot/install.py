@@ -25,6 +25,17 @@ STAGING_ROLE = "tracelake_staging"
 WRITER_ROLE = "tracelake_writer"
 READER_ROLE = "tracelake_reader"
 
+_SETTINGS = {
+    WRITER_ROLE: {"idle_in_transaction_session_timeout=10s"},
+    READER_ROLE: {
+        "search_path=data",
+        "default_transaction_read_only=on",
+        "statement_timeout=5min",
+        "idle_in_transaction_session_timeout=5min",
+    },
+}
+"""What the grants set for the roles in this database; they have no settings elsewhere."""
+
 _SQL = sqlfiles.load("tracelake.hot", "sql/install.sql")
 _DATA = Schema("data", "tracelake.hot.migrations", lock=8_600_002)
 
@@ -64,20 +75,27 @@ async def open_databases(admin_dsn: str) -> list[str]:
 
 
 async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
-    """Set the passwords again of those roles that can't log in by them any more, whoever has changed them: a role
-    can't be kept from changing its own. Returns which they were. Costs a login for each when all is well."""
-    roles = ((WRITER_ROLE, writer_password), (READER_ROLE, reader_password))
-    changed = [(role, given) for role, given in roles if not await _gets_in(admin_dsn, role, given)]
-    if not changed:
-        return []
+    """Give those roles their passwords and settings again that have other ones now, and return which they were: a
+    role can't be kept from changing its own. Costs three logins when all is well."""
+    passwords = {WRITER_ROLE: writer_password, READER_ROLE: reader_password}
     async with _connected(admin_dsn) as connection:
+        changed = [
+            role
+            for role, password in passwords.items()
+            if set(await connection.fetchval(_SQL.settings, role)) != _SETTINGS[role]
+            or not await _gets_in(admin_dsn, role, password)
+        ]
 
         async def put_roles() -> None:
-            for role, password in changed:
-                await _put_role(connection, role, password)
+            for role in changed:
+                await _put_role(connection, role, passwords[role])
+                await connection.execute(await connection.fetchval(_SQL.reset_settings, role))
+            await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
+            await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
 
-        await change_roles(connection, put_roles)
-    return [role for role, _ in changed]
+        if changed:
+            await change_roles(connection, put_roles)
+        return changed
 
 
 @asynccontextmanager

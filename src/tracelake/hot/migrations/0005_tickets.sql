@@ -59,7 +59,7 @@ END $$;
 -- and of nobody else's.
 CREATE FUNCTION tracelake.check_login(login text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF login IS NULL OR login !~ '^tracelake_t_[0-9a-f]{24}$' THEN
+    IF login IS NULL OR length(login) <> 36 OR login !~ '^tracelake_t_[0-9a-f]+$' THEN
         RAISE EXCEPTION '% isn''t the login of a ticket', coalesce(quote_literal(login), 'null')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -71,7 +71,7 @@ CREATE FUNCTION tracelake.make_login(login text, verifier text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     PERFORM tracelake.check_login(login);
-    IF verifier IS NULL OR verifier !~ '^SCRAM-SHA-256\$[0-9]{4,7}:[A-Za-z0-9+/=]{8,64}\$[A-Za-z0-9+/=]{44}:[A-Za-z0-9+/=]{44}$' THEN
+    IF verifier IS NULL OR verifier !~ '^SCRAM-SHA-256\$[0-9]+:[A-Za-z0-9+/=]+\$[A-Za-z0-9+/=]+:[A-Za-z0-9+/=]+$' THEN
         RAISE EXCEPTION 'a login needs a SCRAM verifier' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     EXECUTE format(
@@ -178,16 +178,22 @@ BEGIN
     RETURN ARRAY(SELECT l FROM unnest(logins) l WHERE NOT EXISTS (SELECT FROM tracelake.ticket t WHERE t.login = l));
 END $$;
 
--- Of wrappers that are gone: a few at a time, whoever comes. Answers how many.
-CREATE FUNCTION tracelake.sweep_tickets() RETURNS bigint LANGUAGE plpgsql AS $$
+-- Of wrappers that are gone, and logins whose ticket is (after a restore): a few at a time, whoever comes.
+CREATE FUNCTION tracelake.sweep_tickets() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    over text[] := ARRAY(SELECT login FROM tracelake.ticket WHERE alive_until < now() ORDER BY alive_until LIMIT 20);
-    each text;
+    over text;
 BEGIN
-    FOREACH each IN ARRAY over LOOP
-        PERFORM tracelake.close_ticket(each);
+    LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE;
+    FOR over IN
+        (SELECT login FROM tracelake.ticket WHERE alive_until < now() ORDER BY alive_until LIMIT 20)
+        UNION ALL
+        (SELECT r.rolname::text
+         FROM pg_database d CROSS JOIN aclexplode(d.datacl) a JOIN pg_roles r ON r.oid = a.grantee
+         WHERE d.datname = current_database() AND starts_with(r.rolname::text, 'tracelake_t_')
+           AND NOT EXISTS (SELECT FROM tracelake.ticket t WHERE t.login = r.rolname::text) LIMIT 20)
+    LOOP
+        PERFORM tracelake.close_ticket(over);
     END LOOP;
-    RETURN cardinality(over);
 END $$;
 
 -- What operators and executors call, by the login of their ticket. They run as the owner of staging tables, who can do
@@ -207,8 +213,8 @@ END $$;
 -- The session's own staging table of this name, or an error.
 CREATE FUNCTION staging.own_table(name text, OUT output int) LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
 BEGIN
-    output := (regexp_match(name, '^staging_[0-9a-f]{32}_([0-9]{1,3})_[0-9]{1,18}_[0-9a-f]{8}$'))[1]::int;
-    IF output IS NULL OR left(name, -8) <> staging.own_prefix(output) THEN
+    output := nullif(split_part(name, '_', 3), '')::int;
+    IF output IS NULL OR left(name, -8) <> staging.own_prefix(output) OR right(name, 8) !~ '^[0-9a-f]+$' THEN
         RAISE EXCEPTION '% isn''t a staging table of this attempt', coalesce(quote_literal(name), 'null')
         USING ERRCODE = 'insufficient_privilege';
     END IF;
@@ -395,7 +401,8 @@ CREATE OR REPLACE FUNCTION tracelake.commit_output(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     my_span int8range := int8range(first_block, last_block, '[]');
-    own_names text := format('^staging_%s_[0-9]{1,3}_%s_[0-9a-f]{8}$', replace(task::text, '-', ''), my_epoch);
+    whose text[] := ARRAY['staging', replace(task::text, '-', ''), my_epoch::text];
+    name text[];
     target regclass := to_regclass(format('data.%I', tracelake.table_of(version)));
     staged regclass;
     blocks record;
@@ -414,7 +421,8 @@ BEGIN
         EXECUTE format('DELETE FROM %s WHERE block_number BETWEEN $1 AND $2', target) USING first_block, last_block;
     END IF;
     FOR place IN 1 .. cardinality(staging_tables) LOOP
-        IF staging_tables[place] !~ own_names THEN
+        name := string_to_array(staging_tables[place], '_');
+        IF cardinality(name) <> 5 OR ARRAY[name[1], name[2], name[4]] <> whose THEN
             RAISE EXCEPTION '% isn''t a staging table of this attempt', staging_tables[place] USING ERRCODE = 'TL002';
         END IF;
         staged := to_regclass(format('staging.%I', staging_tables[place]));

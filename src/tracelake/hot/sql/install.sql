@@ -16,6 +16,17 @@ SELECT rolname AS name, rolsuper OR rolcreaterole AS makes_roles, rolsuper AS is
        current_setting('max_prepared_transactions')::int AS prepared
 FROM pg_roles WHERE rolname = current_user
 
+-- name: settings
+-- What a role has in this database, and in all of them: that it could have set for itself.
+SELECT ARRAY(SELECT CASE WHEN s.setdatabase = 0 THEN 'everywhere ' ELSE '' END || c
+             FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
+             WHERE r.rolname = $1::text AND s.setdatabase IN
+                   (0, (SELECT oid FROM pg_database WHERE datname = current_database())))
+
+-- name: reset_settings
+-- As if it had none.
+SELECT format('ALTER ROLE %1$I RESET ALL; ALTER ROLE %1$I IN DATABASE %2$I RESET ALL', $1::text, current_database())
+
 -- name: one_at_a_time
 -- Rights change here and wherever a ticket is opened or closed.
 LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE

@@ -17,12 +17,13 @@ SELECT tracelake.sweep_tickets()
 -- name: leftover_staging
 -- Staging tables of attempts that have no ticket (any more), so that nobody fills or commits them, as statements that
 -- drop them.
-SELECT format('DROP TABLE IF EXISTS staging.%I', t.relname)
-FROM (SELECT c.relname, regexp_match(c.relname, '^staging_([0-9a-f]{32})_[0-9]{1,3}_([0-9]{1,18})_') AS names
-      FROM pg_class c
-      WHERE c.relnamespace = 'staging'::regnamespace AND c.relkind = 'r') t
-WHERE t.names IS NOT NULL AND NOT EXISTS (
-    SELECT FROM tracelake.ticket k WHERE k.task_id = t.names[1]::uuid AND k.epoch = t.names[2]::bigint)
+SELECT format('DROP TABLE IF EXISTS staging.%I', c.relname)
+FROM pg_class c
+WHERE c.relnamespace = 'staging'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname::text, 'staging_')
+  AND NOT EXISTS (
+      SELECT FROM tracelake.ticket k
+      WHERE replace(k.task_id::text, '-', '') = split_part(c.relname::text, '_', 2)
+        AND k.epoch::text = split_part(c.relname::text, '_', 4))
 LIMIT 100
 
 -- name: wait_little
