@@ -52,7 +52,7 @@ def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def data_dsn(cluster: Cluster) -> str:
     name = f"data_{uuid4().hex[:8]}"
     cluster.ensure_database(name)
-    passwords = dict.fromkeys(("staging_password", "writer_password", "reader_password"), PASSWORD)
+    passwords = dict.fromkeys(("writer_password", "reader_password"), PASSWORD)
     asyncio.run(install(cluster.dsn(name), **passwords))
     return cluster.dsn(name)
 

@@ -56,6 +56,7 @@ async def install(admin_dsn: str, *, writer_password: Secret, reader_password: S
             await connection.execute(await connection.fetchval(_SQL.close_database))
             if is_superuser:
                 await connection.execute(_SQL.strip_public)
+                await connection.execute(await connection.fetchval(_SQL.reserve, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.open_staging, STAGING_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))

@@ -35,6 +35,12 @@ BEGIN
     END IF;
 END $$;
 
+-- One change to logins at a time: Postgres doesn't wait where two of them change the rights on one thing, it fails.
+CREATE FUNCTION tracelake.lock_tickets() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM tracelake.lock_version('00000000-0000-0000-0000-000000000000');
+END $$;
+
 -- These two are called often, and a session keeps the plans of this language.
 CREATE OR REPLACE FUNCTION tracelake.fence_holds(version uuid, my_epoch bigint, my_span int8range, my_inputs jsonb)
 RETURNS boolean LANGUAGE plpgsql STABLE AS $$
@@ -96,8 +102,9 @@ BEGIN
 END $$;
 
 -- Its sessions end, its rights and all that it may have come to own are gone. Answers whether the login is: what it
--- holds in another database of this server keeps it, and then nobody can use it any more.
-CREATE FUNCTION tracelake.drop_login(login text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
+-- holds in another database of this server keeps it, or a commit that is just letting it read; it is of no use then.
+CREATE FUNCTION tracelake.drop_login(login text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET lock_timeout = '1s' AS $$
 BEGIN
     PERFORM tracelake.check_login(login);
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = login) THEN
@@ -109,7 +116,7 @@ BEGIN
     BEGIN
         EXECUTE format('DROP ROLE %I', login);
         RETURN true;
-    EXCEPTION WHEN dependent_objects_still_exist OR object_in_use THEN
+    EXCEPTION WHEN dependent_objects_still_exist OR object_in_use OR lock_not_available THEN
         RETURN false;
     END;
 END $$;
@@ -127,7 +134,6 @@ EXCEPTION WHEN undefined_object THEN
     NULL;
 END $$;
 
--- One change to logins at a time: Postgres doesn't wait where two of them change the rights on one thing, it fails.
 -- Versions without a table are locked first, so that none is made between a look at it and the ticket's being there.
 CREATE FUNCTION tracelake.open_ticket(
     new_login text, verifier text, task uuid, my_attempt bigint, my_epoch bigint, readable uuid[]
@@ -141,7 +147,7 @@ BEGIN
     LOOP
         PERFORM tracelake.lock_version(version);
     END LOOP;
-    LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE;
+    PERFORM tracelake.lock_tickets();
     IF EXISTS (SELECT FROM tracelake.ticket WHERE task_id = task AND attempt > my_attempt) THEN
         RAISE EXCEPTION 'a newer attempt of the task has begun' USING ERRCODE = 'TL001';
     END IF;
@@ -160,7 +166,7 @@ END $$;
 -- Nothing is left of it but tables, which are swept once nobody loads them any more.
 CREATE FUNCTION tracelake.close_ticket(old_login text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE;
+    PERFORM tracelake.lock_tickets();
     IF tracelake.drop_login(old_login) THEN
         DELETE FROM tracelake.ticket WHERE login = old_login;
     ELSE
@@ -183,7 +189,7 @@ CREATE FUNCTION tracelake.sweep_tickets() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     over text;
 BEGIN
-    LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE;
+    PERFORM tracelake.lock_tickets();
     FOR over IN
         (SELECT login FROM tracelake.ticket WHERE alive_until < now() ORDER BY alive_until LIMIT 20)
         UNION ALL

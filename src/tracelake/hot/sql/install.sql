@@ -29,7 +29,7 @@ SELECT format('ALTER ROLE %1$I RESET ALL; ALTER ROLE %1$I IN DATABASE %2$I RESET
 
 -- name: one_at_a_time
 -- Rights change here and wherever a ticket is opened or closed.
-LOCK TABLE tracelake.ticket IN SHARE ROW EXCLUSIVE MODE
+SELECT tracelake.lock_tickets()
 
 -- name: create_owner
 -- The role that owns staging tables: nobody logs in by it.
@@ -63,6 +63,11 @@ BEGIN
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', each);
     END LOOP;
 END $$
+
+-- name: reserve
+-- Whatever attempts do, $1 finds a connection: those that the server reserves, if it does and knows how (from 16 on).
+SELECT CASE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_use_reserved_connections')
+            THEN format('GRANT pg_use_reserved_connections TO %I', $1::text) ELSE 'SELECT' END
 
 -- name: open_databases
 -- Where else on this server everybody gets in, an attempt's login too.
