@@ -104,7 +104,8 @@ def test_a_spark_task_that_runs_twice_or_goes_on_changes_nothing_that_was_report
     ctx = scene.begin(an_input(start=0, end=9))
     output = ctx.outputs[0]
     output.stage(spark.range(1, 2, 1, 1).toDF("block_number"))
-    assert scene.wrapper is not None and scene.wrapper.ticket is not None
+    assert scene.wrapper is not None
+    assert scene.wrapper.ticket is not None
     dsn = scene.wrapper.ticket.dsn
     [like, _] = scene.staging_tables()
 

@@ -531,9 +531,11 @@ async def test_a_password_that_a_role_has_changed_is_restored(
 
 async def test_prepared_transactions_are_refused_at_the_install(tmp_path: Path) -> None:
     settings = {"max_prepared_transactions": "2"}
-    with Cluster(tmp_path / "data", name="data", settings=settings, throwaway=True) as cluster:
-        with pytest.raises(Conflict, match="max_prepared_transactions is 2"):
-            await install(cluster.dsn(), writer_password=PASSWORD, reader_password=PASSWORD)
+    with (
+        Cluster(tmp_path / "data", name="data", settings=settings, throwaway=True) as cluster,
+        pytest.raises(Conflict, match="max_prepared_transactions is 2"),
+    ):
+        await install(cluster.dsn(), writer_password=PASSWORD, reader_password=PASSWORD)
 
 
 async def catalogue(admin: Connection) -> list[tuple[object, ...]]:

@@ -108,10 +108,12 @@ def login_dsn(dsn: str, login: str, password: str) -> str:
 async def _change(connection: Any, statement: str, *arguments: object) -> Any:
     """Tickets are changed one after another. Somebody who changes the rights on the same tables by hand, or by an
     install, may still come between: then it is tried again."""
-    for left in reversed(range(_TRIES)):
+    left = _TRIES
+    while True:
         try:
             return await connection.fetchval(statement, *arguments)
         except asyncpg.InternalServerError as error:
+            left -= 1
             if not left or "concurrently" not in str(error):
                 raise
         except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError) as error:
