@@ -15,7 +15,7 @@ from tracelake.hot.install import install, restore_roles
 from tracelake.secret import Secret
 
 _LOOK_SECONDS = 15.0
-_END_SECONDS = 2.0
+_END_SECONDS = 0.5
 
 
 def install_data(home: Home, dsn: str) -> None:
