@@ -83,7 +83,7 @@ class Bench:
         ]
         inputs = [an_input(0, start=0, end=self.last), *hot]
         task = a_task("parquet_compact", inputs=inputs, outputs=outputs)
-        ctx = Context(task, self.link, reading_dsn=self.hot.dsn)
+        ctx = Context(task, self.link, data_dsn=self.hot.dsn)
         try:
             parquet_compact(ctx)
             return sum(output.row_count or 0 for output in ctx.finish()[0])

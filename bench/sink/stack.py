@@ -189,7 +189,7 @@ async def open_stack(folder: Path) -> AsyncIterator[SinkStack]:
             state.ensure_database(name)
         data.ensure_database("data")
         data_dsn, queue_dsn = data.dsn("data"), state.dsn("queue")
-        await install(data_dsn, staging_password=PASSWORD, writer_password=PASSWORD, reader_password=PASSWORD)
+        await install(data_dsn, writer_password=PASSWORD, reader_password=PASSWORD)
         dispatcher = DispatcherProcess(
             folder / "dispatcher", state_dsn=state.dsn("state"), queue_dsn=queue_dsn
         )

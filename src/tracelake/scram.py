@@ -22,11 +22,12 @@ _STORED = re.compile(
 )
 
 
-def verifier(password: str) -> str:
-    """ASCII only: other passwords are normalised before hashing, which clients don't agree upon."""
+def verifier(password: str, iterations: int = _ITERATIONS) -> str:
+    """ASCII only: other passwords are normalised before hashing, which clients don't agree upon. ``iterations``
+    make guessing slow; for a password that nobody can guess they only make every login slow."""
     if not password or not password.isascii() or not password.isprintable():
         raise Invalid("BadPassword", "a role's password is printable ASCII and not empty")
-    return _verifier(password, secrets.token_bytes(16), _ITERATIONS)
+    return _verifier(password, secrets.token_bytes(16), iterations)
 
 
 def matches(password: str, stored: str | None) -> bool:

@@ -24,7 +24,7 @@ from tracelake.contracts.user_api import TaskDetail
 from tracelake.embedded_postgres import Cluster
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.server import RunningChain, running
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.testing.data_database import install_data, role_dsn
 from tracelake.testing.dev_stack import descendants, eventually
 from tracelake.testing.follow_scene import USUAL, node_blocks, node_table, stored_table
@@ -75,8 +75,6 @@ class Following:
             *OPERATORS,
             internal_url=internal_url,
             TRACELAKE_DATA_DSN=role_dsn(self.data_dsn, WRITER_ROLE),
-            TRACELAKE_STAGING_DSN=role_dsn(self.data_dsn, STAGING_ROLE),
-            TRACELAKE_READING_DSN=role_dsn(self.data_dsn, READER_ROLE),
             TRACELAKE_RPC_POOLS=str(self.pools),
         )
 

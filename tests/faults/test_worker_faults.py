@@ -22,7 +22,7 @@ import pytest
 
 from tracelake.contracts.user_api import TaskDetail
 from tracelake.embedded_postgres import Cluster
-from tracelake.hot.install import STAGING_ROLE, WRITER_ROLE, install
+from tracelake.hot.install import WRITER_ROLE, install
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.secret import Secret
 from tracelake.testing.dev_stack import descendants, eventually, is_gone
@@ -52,7 +52,7 @@ def scene(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def data_dsn(cluster: Cluster) -> str:
     name = f"data_{uuid4().hex[:8]}"
     cluster.ensure_database(name)
-    passwords = dict.fromkeys(("staging_password", "writer_password", "reader_password"), PASSWORD)
+    passwords = dict.fromkeys(("writer_password", "reader_password"), PASSWORD)
     asyncio.run(install(cluster.dsn(name), **passwords))
     return cluster.dsn(name)
 
@@ -116,10 +116,7 @@ async def test_files_of_a_wrapper_that_slept_past_its_lease_never_appear(scene: 
 async def test_rows_of_a_wrapper_that_slept_past_its_lease_are_refused_by_the_data_database(
     scene: WorkerScene, data_dsn: str
 ) -> None:
-    roles = {
-        "TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE),
-        "TRACELAKE_STAGING_DSN": role_dsn(data_dsn, STAGING_ROLE),
-    }
+    roles = {"TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE)}
     # Its Dispatcher is out of its reach: nothing but the fence beside the data can tell it that it is late.
     shown = await overtaken(scene, "slept_rows", "holds_rows", POSTGRES, "Failed", **roles)
     [output] = shown.outputs

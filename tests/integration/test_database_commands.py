@@ -20,7 +20,7 @@ from tracelake.hot.commit import HotStore
 from tracelake.hot.restored import forget_fences
 from tracelake.store.restored import LEAP, advance_epochs
 from tracelake.testing.data_database import PASSWORD
-from tracelake.testing.hot_store import SCOPE, VERSION, Connection, output_of, rows, stage, writer
+from tracelake.testing.hot_store import SCOPE, VERSION, Connection, Operators, output_of, rows, stage, writer
 from tracelake.testing.postgres import CloneDatabase
 
 
@@ -35,7 +35,7 @@ async def test_epochs_go_on_beyond_those_that_a_backup_doesnt_know(state_dsn: st
 
 
 async def test_who_began_before_the_restore_commits_nothing_and_keeps_nobody_away(
-    hot: HotStore, operator: Connection, admin: Connection, data_dsn: str
+    hot: HotStore, operator: Operators, admin: Connection, data_dsn: str
 ) -> None:
     """A fence of the lost past may name a higher revision of an input than the restored state has."""
     before = writer(7, revision=3)

@@ -10,7 +10,7 @@ import pytest
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.server import running
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.testing.data_database import install_data, role_dsn
 from tracelake.testing.dev_stack import eventually
 from tracelake.testing.follow_scene import USUAL, node_blocks, node_table, stored_table
@@ -44,8 +44,6 @@ def test_a_follower_catches_up_on_spark_and_then_follows_the_tip(
     pools = tmp_path / "rpc.toml"
     roles = {
         "TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE),
-        "TRACELAKE_STAGING_DSN": role_dsn(data_dsn, STAGING_ROLE),
-        "TRACELAKE_READING_DSN": role_dsn(data_dsn, READER_ROLE),
         "TRACELAKE_RPC_POOLS": str(pools),
         "TRACELAKE_SPARK_REMOTE": unsupervised(spark_target).url,
         "TRACELAKE_SPARK_TOKEN": spark_target.token,
@@ -64,7 +62,9 @@ def test_a_follower_catches_up_on_spark_and_then_follows_the_tip(
                 eventually("it is in step", lambda: reached() == [node.chain.head] * 3 or None)
                 raw = node_blocks(node.url, 0, node.chain.head)
                 for output in scene.task("far").outputs:
-                    stored = stored_table(roles["TRACELAKE_READING_DSN"], output.dataset_version, output.name)
+                    stored = stored_table(
+                        role_dsn(data_dsn, READER_ROLE), output.dataset_version, output.name
+                    )
                     assert stored.to_pylist() == node_table(raw, output.name, 1).to_pylist(), output.name
 
             compare()

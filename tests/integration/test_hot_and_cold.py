@@ -79,7 +79,7 @@ class Compaction:
         source = PayloadInput(
             0, uuid4(), uuid4(), 0, None, "parquet", trigger=False, where_tree=tree, hot=hot, **scope
         )
-        ctx = Context(a_task("mine", inputs=[source]), self, reading_dsn=self.hot.dsn)
+        ctx = Context(a_task("mine", inputs=[source]), self, data_dsn=self.hot.dsn)
         self._contexts.append(ctx)
         return ctx.inputs[0]
 

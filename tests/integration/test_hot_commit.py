@@ -17,6 +17,7 @@ from tracelake.testing.hot_store import (
     SCOPE,
     VERSION,
     Connection,
+    Operators,
     output_of,
     rows,
     stage,
@@ -26,7 +27,7 @@ from tracelake.testing.hot_store import (
 
 
 async def test_a_commit_replaces_exactly_its_range(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, BlockRange(0, 19))
@@ -42,7 +43,7 @@ async def test_a_commit_replaces_exactly_its_range(
 
 
 async def test_an_attempt_that_was_superseded_commits_nothing(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     task_id = uuid4()
     old, new = writer(1, task_id), writer(2, task_id)
@@ -64,7 +65,7 @@ async def test_an_older_attempt_cannot_even_begin(hot: HotStore) -> None:
 
 
 async def test_who_read_an_older_revision_is_refused_whatever_its_epoch(
-    hot: HotStore, operator: Connection
+    hot: HotStore, operator: Operators
 ) -> None:
     await hot.begin(writer(5, revision=3), VERSION, SCOPE)
     late = writer(6, revision=2)
@@ -73,7 +74,7 @@ async def test_who_read_an_older_revision_is_refused_whatever_its_epoch(
 
 
 async def test_a_commit_without_a_fence_of_its_own_is_refused(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who = writer(1)
     with pytest.raises(Conflict):
@@ -85,7 +86,7 @@ async def test_a_commit_without_a_fence_of_its_own_is_refused(
 
 
 async def test_rows_outside_of_the_range_are_refused_and_nothing_is_lost(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, SCOPE)
@@ -97,20 +98,19 @@ async def test_rows_outside_of_the_range_are_refused_and_nothing_is_lost(
     assert await rows(admin) == [(1, "x")]
 
 
-async def test_other_columns_than_the_dataset_has_are_refused(hot: HotStore, operator: Connection) -> None:
+async def test_other_columns_than_the_dataset_has_are_refused(hot: HotStore, operator: Operators) -> None:
     first, second = writer(1), writer(2)
     await hot.begin(first, VERSION, SCOPE)
     await hot.commit(first, [output_of(await stage(operator, first, 1))], SCOPE, [])
     await hot.begin(second, VERSION, SCOPE)
-    name, count = await stage(operator, second, 1)
-    await operator.execute(f"ALTER TABLE staging.{name} ADD COLUMN extra int")
+    staged = await stage(operator, second, 1, more=["extra"])
     with pytest.raises(Invalid) as refused:
-        await hot.commit(second, [output_of((name, count))], SCOPE, [])
+        await hot.commit(second, [output_of(staged)], SCOPE, [])
     assert "extra" in refused.value.message
 
 
 async def test_what_follows_from_a_commit_is_kept_with_it_until_it_was_said(
-    hot: HotStore, operator: Connection
+    hot: HotStore, operator: Operators
 ) -> None:
     who = writer(1)
     event = EventIn(VERSION, VERSION, cursor=9)
@@ -122,7 +122,7 @@ async def test_what_follows_from_a_commit_is_kept_with_it_until_it_was_said(
     assert await hot.unsaid(who.task_id) == []
 
 
-async def test_an_append_takes_each_key_once(hot: HotStore, operator: Connection, admin: Connection) -> None:
+async def test_an_append_takes_each_key_once(hot: HotStore, operator: Operators, admin: Connection) -> None:
     first, second = writer(1), writer(2)
     for who, blocks in ((first, (1, 2)), (second, (2, 3))):
         await hot.begin(who, VERSION, SCOPE)
@@ -133,7 +133,7 @@ async def test_an_append_takes_each_key_once(hot: HotStore, operator: Connection
 
 
 async def test_no_fence_slips_in_between_a_commits_look_and_its_end(
-    hot: HotStore, operator: Connection, admin: Connection, data_dsn: str
+    hot: HotStore, operator: Operators, admin: Connection, data_dsn: str
 ) -> None:
     """The newer attempt's begin waits for the commit that is under way; the older one's rows are there then."""
     task_id = uuid4()
@@ -159,12 +159,13 @@ async def test_no_fence_slips_in_between_a_commits_look_and_its_end(
 
 
 async def test_operators_can_stage_and_nothing_else(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who = writer(1)
     await hot.begin(who, VERSION, SCOPE)
     await hot.commit(who, [output_of(await stage(operator, who, 1))], SCOPE, [])
     table = await admin.fetchval("SELECT 'data.' || tracelake.table_of($1)", VERSION)
+    connection = await operator.connection(who)
     for attempt in (
         f"TABLE {table}",
         f"TRUNCATE {table}",
@@ -176,14 +177,14 @@ async def test_operators_can_stage_and_nothing_else(
         f"SET ROLE {WRITER_ROLE}",
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await operator.execute(attempt)
+            await connection.execute(attempt)
 
 
 async def test_staging_tables_of_earlier_attempts_are_swept_by_the_next(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     task_id = uuid4()
     old, new = writer(1, task_id), writer(2, task_id)
     await stage(operator, old, 1)
-    await hot.begin(new, VERSION, SCOPE)
+    await operator.ticket(new)
     assert await staging_tables(admin) == []

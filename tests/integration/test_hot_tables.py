@@ -19,7 +19,7 @@ from tracelake.hot.commit import HotStore
 from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.testing.data_database import role_dsn
 from tracelake.testing.hot_scene import HotScene
-from tracelake.testing.hot_store import SCOPE, VERSION, Connection, output_of, rows, stage, writer
+from tracelake.testing.hot_store import SCOPE, VERSION, Connection, Operators, output_of, rows, stage, writer
 from tracelake.testing.operator_process import an_input
 
 
@@ -33,16 +33,16 @@ async def partitions(admin: Connection) -> list[str]:
 
 
 async def test_partitions_are_made_where_rows_are_and_nowhere_else(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who, span = writer(1), BlockRange(0, 10**15)
     layout = TableLayout(partition_blocks=100)
     await hot.begin(who, VERSION, span)
-    far = await stage(operator, who, 5, 10**12 + 7, 99, 250, part="a")
-    near = await stage(operator, who, 1, part="b")
+    far = await stage(operator, who, 5, 10**12 + 7, 99, 250)
+    near = await stage(operator, who, 1)
     assert await hot.commit(who, [output_of(far, near, layout=layout)], span, []) == [5]
     assert await partitions(admin) == ["p0", f"p{10**12}", "p200"]
-    again = await stage(operator, who, 199, part="c")
+    again = await stage(operator, who, 199)
     assert await hot.commit(who, [output_of(again, layout=layout)], BlockRange(99, 10**13), []) == [1]
     assert await rows(admin) == [(1, "x"), (5, "x"), (199, "x")]
     assert await hot.commit(who, [output_of()], span, []) == [0]
@@ -50,38 +50,38 @@ async def test_partitions_are_made_where_rows_are_and_nowhere_else(
 
 
 async def test_rows_that_would_make_a_crowd_of_partitions_are_refused(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who, span = writer(1), BlockRange(0, 10_000)
     await hot.begin(who, VERSION, span)
-    staged = await stage(operator, who, *range(0, 10_000, 20), part="a")
+    staged = await stage(operator, who, *range(0, 10_000, 20))
     with pytest.raises(Invalid, match="500 partitions of 10 blocks: use larger ones"):
         await hot.commit(who, [output_of(staged, layout=TableLayout(partition_blocks=10))], span, [])
     assert await rows(admin) == []
 
 
 async def test_a_table_from_before_partitions_keeps_working(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who = writer(1)
     await hot.begin(who, VERSION, SCOPE)
-    await hot.commit(who, [output_of(await stage(operator, who, 1, 2, part="a"))], SCOPE, [])
+    await hot.commit(who, [output_of(await stage(operator, who, 1, 2))], SCOPE, [])
     layout = TableLayout(indexes=(("value",),), partition_blocks=10)
-    later = output_of(await stage(operator, who, 2, 3, part="b"), layout=layout)
+    later = output_of(await stage(operator, who, 2, 3), layout=layout)
     assert await hot.commit(who, [later], BlockRange(2, 9), []) == [2]
     assert await rows(admin) == [(1, "x"), (2, "x"), (3, "x")]
     assert await partitions(admin) == []
 
 
 async def test_a_new_partition_waits_for_no_reader(
-    hot: HotStore, operator: Connection, admin: Connection
+    hot: HotStore, operator: Operators, admin: Connection
 ) -> None:
     who, layout = writer(1), TableLayout(indexes=(("value",),), partition_blocks=5)
     await hot.begin(who, VERSION, SCOPE)
-    await hot.commit(who, [output_of(await stage(operator, who, 1, part="a"), layout=layout)], SCOPE, [])
+    await hot.commit(who, [output_of(await stage(operator, who, 1), layout=layout)], SCOPE, [])
     async with admin.transaction(isolation="repeatable_read"):
         assert await rows(admin) == [(1, "x")]
-        second = output_of(await stage(operator, who, 7, part="b"), layout=layout)
+        second = output_of(await stage(operator, who, 7), layout=layout)
         async with asyncio.timeout(10):
             assert await hot.commit(who, [second], BlockRange(5, 9), []) == [1]
         assert await rows(admin) == [(1, "x")]
@@ -90,12 +90,12 @@ async def test_a_new_partition_waits_for_no_reader(
 
 @pytest.mark.parametrize("key", [("block_number",), ("value",)])
 async def test_an_append_is_partitioned_if_its_key_allows_it(
-    hot: HotStore, operator: Connection, admin: Connection, key: tuple[str, ...]
+    hot: HotStore, operator: Operators, admin: Connection, key: tuple[str, ...]
 ) -> None:
     who, layout = writer(1), TableLayout(partition_blocks=5)
     await hot.begin(who, VERSION, SCOPE)
-    for part in ("a", "b"):
-        staged = await stage(operator, who, 1, 7, part=part)
+    for _ in range(2):
+        staged = await stage(operator, who, 1, 7)
         output = output_of(staged, layout=layout, appends=True, unique_key=key)
         await hot.commit(who, [output], SCOPE, [])
     by_block = key == ("block_number",)
@@ -104,13 +104,13 @@ async def test_an_append_is_partitioned_if_its_key_allows_it(
 
 
 async def test_readers_read_what_is_committed_and_nothing_else(
-    hot: HotStore, operator: Connection, data_dsn: str
+    hot: HotStore, operator: Operators, data_dsn: str
 ) -> None:
     who = writer(1)
     await hot.begin(who, VERSION, SCOPE)
     layout = TableLayout(partition_blocks=5)
-    await hot.commit(who, [output_of(await stage(operator, who, 1, 7, part="a"), layout=layout)], SCOPE, [])
-    left, _ = await stage(operator, who, 1, part="b")
+    await hot.commit(who, [output_of(await stage(operator, who, 1, 7), layout=layout)], SCOPE, [])
+    left, _ = await stage(operator, who, 1)
     reader = await asyncpg.connect(role_dsn(data_dsn, READER_ROLE))
     table = f"d_{VERSION.hex}"
     try:

@@ -216,7 +216,7 @@ async def test_hot_rows_that_are_wrong_are_taken_back_from_the_follower(
     await talk.emit(follower, *events)
     ranges = await talk.lease("ranges")
     await talk.complete(ranges, events=list(range_aggregator.run(ranges.payload, None)))
-    await run_operator(talk, "check", site.spark, rpc_pool=site.pool, reading_dsn=hot.dsn)
+    await run_operator(talk, "check", site.spark, rpc_pool=site.pool, data_dsn=hot.dsn)
     rewound = await talk.query("SELECT cursor FROM dataset_cursor WHERE dataset_version = ANY($1)", versions)
     assert [row["cursor"] for row in rewound] == [number - 1] * 3
     hot.close()

@@ -91,7 +91,7 @@ class Site:
             for index, version in enumerate(self.hot.versions.values(), 1)
         ]
         inputs = [an_input(0, start=start, end=end), *hot]
-        return self.context("parquet_compact", config, inputs, reading_dsn=self.hot.dsn)
+        return self.context("parquet_compact", config, inputs, data_dsn=self.hot.dsn)
 
     def compact(self, start: int, end: int, **how: Any) -> dict[str, OutputIn]:
         return self.run(self.compaction(start, end, **how))
@@ -316,11 +316,11 @@ async def test_the_example_of_the_contracts_compacts_and_reads_as_one(
     await talk.emit(follower, EventIn(blocks, cursor=LAST, finalized=110))
     ranges = await talk.lease("ranges")
     await talk.complete(ranges, events=list(range_aggregator.run(ranges.payload, None)))
-    await run_operator(talk, "compact", spark, reading_dsn=hot.dsn)
+    await run_operator(talk, "compact", spark, data_dsn=hot.dsn)
     assert [await talk.scopes("compact", index) for index in range(3)] == [[(0, 99)]] * 3
     hot.delete(0, 99)
     await talk.trigger(0, LAST)
-    counts = await run_operator(talk, "counts", spark, reading_dsn=hot.dsn)
+    counts = await run_operator(talk, "counts", spark, data_dsn=hot.dsn)
     [row] = await talk.query("SELECT manifest FROM partition WHERE current AND task_id = $1", counts.task_id)
     paths = ["/" + ObjectLocation.parse(file["location"]).path for file in row["manifest"]["files"]]
     found = pa.concat_tables([pq.ParquetFile(path).read() for path in paths]).sort_by("block_number")

@@ -22,7 +22,6 @@ from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
 from tracelake.evm.raw_block import Dataset
 from tracelake.evm.schemas import TABLES
-from tracelake.hot.install import READER_ROLE
 from tracelake.operators import Context
 from tracelake.operators.postgres_input import read_postgres_arrow, scan_of_input
 from tracelake.operators.postgres_where import condition
@@ -135,9 +134,9 @@ def test_a_snapshot_that_was_lost_is_not_replaced_by_another(hot_scene: HotScene
     ctx = reading(hot_scene, hot_input())
     ctx.inputs[0].arrow()
     query = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-               WHERE usename = %s AND datname = current_database()"""
+               WHERE starts_with(usename, 'tracelake_t_') AND datname = current_database()"""
     with psycopg.connect(hot_scene.dsn, autocommit=True) as admin:
-        admin.execute(query, [READER_ROLE])
+        admin.execute(query)
     with pytest.raises(Unavailable):
         ctx.inputs[0].arrow()
 
@@ -145,7 +144,7 @@ def test_a_snapshot_that_was_lost_is_not_replaced_by_another(hot_scene: HotScene
 def test_a_worker_that_cannot_read_hot_tables_says_how_it_could(hot_scene: HotScene) -> None:
     task = reading(hot_scene, hot_input()).task
     ctx = Context(task, Wrapper(hot_scene.dsn, task))
-    with pytest.raises(Invalid, match="TRACELAKE_READING_DSN"):
+    with pytest.raises(Invalid, match="TRACELAKE_DATA_DSN"):
         ctx.inputs[0].arrow()
 
 

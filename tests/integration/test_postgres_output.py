@@ -15,7 +15,6 @@ from tracelake.contracts.dispatcher_api import PayloadInput
 from tracelake.contracts.operator_protocol import CommitRows, StagedRows, StagedTable
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.domain.table_layout import TableLayout
-from tracelake.hot.install import STAGING_ROLE
 from tracelake.operators import Output
 from tracelake.operators.data_database import DataDatabase
 from tracelake.testing.hot_scene import HotScene, Wrapper
@@ -211,8 +210,15 @@ def test_an_operator_can_only_have_its_own_staging_tables_committed(hot_scene: H
     ctx = hot_scene.begin(an_input(start=0, end=9))
     wrapper = hot_scene.wrapper
     assert wrapper is not None
-    other = f"staging_{uuid4().hex}_1_1_0"
-    for name in (other, "fence", f"staging_{ctx.task.task_id.hex}_p_{(ctx.task.epoch or 0) + 1}_aa"):
+    task, epoch = ctx.task.task_id.hex, ctx.task.epoch or 0
+    for name in (
+        f"staging_{uuid4().hex}_0_{epoch}_{0:08x}",
+        f"staging_{task}_0_{epoch + 1}_{0:08x}",
+        f"staging_{task}_1_{epoch}_{0:08x}",
+        f"staging_{task}_0_{epoch}_{0:08x}\n",
+        f"staging_{task}_0_{epoch}_{0:08x}_x",
+        "fence",
+    ):
         wish = CommitRows(
             outputs=[0], start=0, end=9, staged=[StagedRows(output_index=0, tables=[StagedTable(name, 1)])]
         )
@@ -280,6 +286,6 @@ def said(scene: HotScene) -> list[Any]:
 def cut_off(scene: HotScene) -> None:
     """Everybody who stages loses the connection."""
     query = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-               WHERE usename = %s AND datname = current_database()"""
+               WHERE starts_with(usename, 'tracelake_t_') AND datname = current_database()"""
     with psycopg.connect(scene.dsn, autocommit=True) as admin:
-        admin.execute(query, [STAGING_ROLE])
+        admin.execute(query)

@@ -19,13 +19,10 @@ from tracelake.domain.table_layout import TableLayout
 from tracelake.domain.where_parse import parse_where
 from tracelake.evm.raw_block import Dataset
 from tracelake.evm.schemas import TABLES
-from tracelake.hot.install import STAGING_ROLE
 from tracelake.operators.postgres_input import scan_of_input
 from tracelake.operators.spark_postgres_input import dataframe_of, splits
 from tracelake.operators.spark_postgres_output import load_partition
 from tracelake.operators.sql_transform.operator import sql_transform
-from tracelake.secret import Secret
-from tracelake.testing.data_database import role_dsn
 from tracelake.testing.hot_scene import HotScene
 from tracelake.testing.operator_process import an_input
 from tracelake.worker.spark import session as spark_session
@@ -107,12 +104,14 @@ def test_a_spark_task_that_runs_twice_or_goes_on_changes_nothing_that_was_report
     ctx = scene.begin(an_input(start=0, end=9))
     output = ctx.outputs[0]
     output.stage(spark.range(1, 2, 1, 1).toDF("block_number"))
-    place = (ctx.task.outputs[0].staging or "").removeprefix("postgres_table:")
-    dsn = Secret(role_dsn(scene.dsn, STAGING_ROLE))
+    assert scene.wrapper is not None
+    assert scene.wrapper.ticket is not None
+    dsn = scene.wrapper.ticket.dsn
+    [like, _] = scene.staging_tables()
 
     def task() -> Generator[pa.RecordBatch, None, None]:
         rows = pa.record_batch({"block_number": pa.array([5, 6], pa.int64())})
-        return load_partition(dsn, place, place, iter([rows]))
+        return load_partition(dsn, like, iter([rows]))
 
     zombie, twin = task(), task()
     [[told], [also]] = [batch.to_pylist() for batch in (next(zombie), next(twin))]
@@ -123,7 +122,7 @@ def test_a_spark_task_that_runs_twice_or_goes_on_changes_nothing_that_was_report
     assert scene.rows(ctx) == [(1,)], "nobody reported what they loaded"
     zombie.close()
     twin.close()
-    ctx.close()
+    scene.end(ctx)
     assert scene.staging_tables() == []
 
 

@@ -111,7 +111,7 @@ def test_the_file_of_the_running_stack_is_found(tmp_path: Path, node: RunningCha
     elsewhere.mkdir()
     file = write(elsewhere, main={"good": node.url})
     nowhere = dict.fromkeys(
-        ("state_dsn", "data_dsn", "queue_dsn", "data_write_dsn", "staging_dsn", "data_read_dsn"),
+        ("state_dsn", "data_dsn", "queue_dsn", "data_write_dsn", "data_read_dsn"),
         "postgresql:",
     )
     urls = dict.fromkeys(

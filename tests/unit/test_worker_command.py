@@ -38,7 +38,7 @@ def test_the_runtime_that_the_dispatcher_runs_itself_is_refused(tmp_path: Path) 
 
 def test_one_started_by_hand_loads_the_operators_of_the_stacks_own_workers(tmp_path: Path) -> None:
     nowhere = dict.fromkeys(
-        ("state_dsn", "data_dsn", "queue_dsn", "data_write_dsn", "staging_dsn", "data_read_dsn"),
+        ("state_dsn", "data_dsn", "queue_dsn", "data_write_dsn", "data_read_dsn"),
         "postgresql://127.0.0.1:1/x",
     )
     handle = DevHandle(

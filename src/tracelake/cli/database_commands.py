@@ -49,7 +49,7 @@ def install(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set up the data database on a Postgres of your own: its tables, and the roles that stage, commit and read.
+    """Set up the data database on a Postgres of your own: its tables, and the roles that commit and read.
 
     Passwords are the home's, made when there are none. Installing again is safe: it brings the tables up to this
     version and renews grants and passwords. `--env-file` also needs the state and the queue database, and is read
@@ -65,6 +65,7 @@ def install(
 
     from tracelake.dev.home import Home
     from tracelake.hot.install import install as install_data
+    from tracelake.hot.install import open_databases
     from tracelake.secret import Secret
     from tracelake.store.installation import is_installed, join_by_dsn
 
@@ -78,7 +79,6 @@ def install(
     applied = asyncio.run(
         install_data(
             data_dsn,
-            staging_password=Secret(place.data_secrets().staging_password),
             writer_password=Secret(place.data_secrets().writer_password),
             reader_password=Secret(place.reading_secrets().reader_password),
         )
@@ -87,10 +87,22 @@ def install(
         if asyncio.run(is_installed(state_dsn)):
             asyncio.run(join_by_dsn(state_dsn, place.copies))
         place.write(env_file.absolute(), _environment(place, state_dsn, queue_dsn, data_dsn).encode())
+    still_open = asyncio.run(open_databases(data_dsn))
     if as_json:
-        print_json({"applied": applied, "env_file": None if env_file is None else str(env_file)})
+        print_json(
+            {
+                "applied": applied,
+                "env_file": None if env_file is None else str(env_file),
+                "open_databases": still_open,
+            }
+        )
         return
     typer.echo(f"the data database is ready ({', '.join(applied) or 'as it was'})")
+    if still_open:
+        typer.echo(
+            f"operators' logins can also connect to {', '.join(still_open)} on this server, as everybody can: "
+            "REVOKE CONNECT, TEMPORARY ON DATABASE … FROM PUBLIC closes one"
+        )
     if env_file is not None:
         typer.echo(f"wrote {env_file}")
 

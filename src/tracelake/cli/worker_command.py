@@ -44,12 +44,12 @@ _UNITS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _FACTS = ("TRACELAKE_INTERNAL_URL", "TRACELAKE_WORKER_TOKEN", "TRACELAKE_QUEUE_DSN")
 _MAY_BE = (
     "TRACELAKE_DATA_DSN",
-    "TRACELAKE_STAGING_DSN",
-    "TRACELAKE_READING_DSN",
     "TRACELAKE_QUERY_URL",
     "TRACELAKE_OBJECT_ROOT",
     "TRACELAKE_SECRETS_FILE",
 )
+_NOT_OURS = ("TRACELAKE_STAGING_DSN", "TRACELAKE_READING_DSN")
+"""Logins that a worker's environment may still name, of former versions or of its neighbours."""
 
 
 def worker(
@@ -103,8 +103,6 @@ def worker(
         queue_dsn=facts.queue_dsn,
         queue=queue or runtime,
         data_dsn=facts.data_dsn,
-        staging_dsn=facts.staging_dsn,
-        reading_dsn=facts.reading_dsn,
         query_url=facts.query_url,
         object_root=facts.object_root,
         log_folder=home / "logs" / "tasks",
@@ -134,8 +132,6 @@ class _Facts:
     worker_token: Secret
     queue_dsn: Secret
     data_dsn: Secret | None
-    staging_dsn: Secret | None
-    reading_dsn: Secret | None
     query_url: str | None
     object_root: Path
     secrets_file: Path | None
@@ -144,18 +140,16 @@ class _Facts:
 
 def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
     """What is taken from the environment is taken out of it: nothing that the worker starts inherits it."""
-    given = {name: environment.pop(name, "") for name in (*_FACTS, *_MAY_BE)}
+    given = {name: environment.pop(name, "") for name in (*_FACTS, *_MAY_BE, *_NOT_OURS)}
     secrets_file = Path(given["TRACELAKE_SECRETS_FILE"]) if given["TRACELAKE_SECRETS_FILE"] else None
     if all(given[name] for name in _FACTS):
         url, token, queue_dsn = (given[name] for name in _FACTS)
-        data_dsn, staging_dsn, reading_dsn, query_url, root, _ = (given[name] for name in _MAY_BE)
+        data_dsn, query_url, root, _ = (given[name] for name in _MAY_BE)
         return _Facts(
             internal_url=url,
             worker_token=Secret(token),
             queue_dsn=Secret(queue_dsn),
             data_dsn=Secret(data_dsn) if data_dsn else None,
-            staging_dsn=Secret(staging_dsn) if staging_dsn else None,
-            reading_dsn=Secret(reading_dsn) if reading_dsn else None,
             query_url=query_url or None,
             object_root=Path(root).absolute() if root else home / "objects",
             secrets_file=secrets_file,
@@ -170,8 +164,6 @@ def _of_home(home: Path, secrets_file: Path | None, missing: list[str]) -> _Fact
         worker_token=Secret(handle.worker_token),
         queue_dsn=Secret(handle.queue_dsn),
         data_dsn=Secret(handle.data_write_dsn),
-        staging_dsn=Secret(handle.staging_dsn),
-        reading_dsn=Secret(handle.data_read_dsn),
         query_url=handle.query_url,
         object_root=Path(handle.object_root),
         secrets_file=secrets_file,

@@ -53,15 +53,14 @@ class SparkTarget(Struct, frozen=True, kw_only=True):
 
 class Run(Struct, frozen=True, kw_only=True, tag="run"):
     """``rpc_pool`` is the one that the job's config names, if the worker has it; ``rpc_pools`` are the names of
-    all that it has. ``staging_dsn`` opens the data database for loading staging tables, and for nothing else;
-    ``reading_dsn`` for reading what was committed."""
+    all that it has. ``data_dsn`` opens the data database by a login of the attempt's own, for loading its staging
+    tables and reading its hot inputs; null for an attempt that has neither."""
 
     version: Version
     task: TaskPayload
     environment: dict[str, str]
     spark: SparkTarget | None = None
-    staging_dsn: str | None = None
-    reading_dsn: str | None = None
+    data_dsn: str | None = None
     state: Any = None
     rpc_pool: PoolConfig | None = None
     rpc_pools: list[str] = []

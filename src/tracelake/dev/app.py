@@ -12,6 +12,7 @@ from pathlib import Path
 from tracelake.dev import dispatcher_part, sink_part
 from tracelake.dev.addresses import Addresses, StackPorts
 from tracelake.dev.child_process import ChildProcess
+from tracelake.dev.data_roles import install_data, roles_kept
 from tracelake.dev.dispatcher_files import settle
 from tracelake.dev.dispatcher_part import dispatcher_spec
 from tracelake.dev.handle import DEV_FILE, DevHandle, remove_handle, write_handle
@@ -26,8 +27,6 @@ from tracelake.dev.sink_part import sink_spec
 from tracelake.dev.supervisor import Supervisor
 from tracelake.dev.worker_part import worker_name, worker_spec
 from tracelake.domain.errors import Unavailable
-from tracelake.hot.install import install
-from tracelake.secret import Secret
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 from tracelake.store.installation import given_passwords, join_by_dsn
 
@@ -65,7 +64,8 @@ def run_dev(
                 if stack.query.refused is not None:
                     onlooker.say(f"without queries: {stack.query.refused}")
                 on_ready(stack.handle(supervisor))
-                supervisor.watch(lambda: stack.publish(supervisor))
+                with roles_kept(home, stack.data_dsn):
+                    supervisor.watch(lambda: stack.publish(supervisor))
             onlooker.say("stopping")
         finally:
             _forget(home)
@@ -172,14 +172,10 @@ class _Stack:
             )
 
     def _prepare_data(self, postgres: PostgresPart) -> None:
-        passwords = self._home.data_secrets()
-        work = install(
-            postgres.dsn(DATA_DATABASE),
-            staging_password=Secret(passwords.staging_password),
-            writer_password=Secret(passwords.writer_password),
-            reader_password=Secret(self._home.reading_secrets().reader_password),
-        )
-        asyncio.run(work)
+        install_data(self._home, postgres.dsn(DATA_DATABASE))
+
+    def data_dsn(self) -> str:
+        return self._data.dsn(DATA_DATABASE)
 
     def _owned_databases(self) -> dict[str, str]:
         return {
@@ -196,10 +192,9 @@ class _Stack:
             worker_token=addresses.worker_token,
             user_token=addresses.user_token,
             state_dsn=self._state.dsn(STATE_DATABASE),
-            data_dsn=self._data.dsn(DATA_DATABASE),
+            data_dsn=self.data_dsn(),
             queue_dsn=addresses.dsns.queue,
             data_write_dsn=addresses.dsns.data_write,
-            staging_dsn=addresses.dsns.staging,
             data_read_dsn=addresses.dsns.data_read,
             object_root=addresses.object_root,
             operators=options.operators,

@@ -41,10 +41,10 @@ class DispatcherHandle(msgspec.Struct, frozen=True):
 
 
 class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """``query_url`` is where the Query Service listens, for tasks and for people. ``queue_dsn``,
-    ``data_write_dsn``, ``staging_dsn`` and ``data_read_dsn`` are the workers': each with a role that can do that
-    and nothing else; the last one is also for people who want to look at hot tables. ``operators`` are what its own
-    workers load, so that one started by hand can do the same tasks; ``rpc_pools`` is the file with the RPC
+    """``query_url`` is where the Query Service listens, for tasks and for people. ``queue_dsn``
+    and ``data_write_dsn`` are the workers', ``data_read_dsn`` is the Query Service's: each with a role that can do
+    that and nothing else; the last one is also for people who want to look at hot tables. ``operators`` are what
+    its own workers load, so that one started by hand can do the same tasks; ``rpc_pools`` is the file with the RPC
     pools if it isn't the home's."""
 
     user_url: str
@@ -56,7 +56,6 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     data_dsn: str
     queue_dsn: str
     data_write_dsn: str
-    staging_dsn: str
     data_read_dsn: str
     object_root: str
     operators: tuple[str, ...] = ()

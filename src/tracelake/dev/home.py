@@ -59,7 +59,6 @@ QUEUE_ROLE = "tracelake_queue"
 
 
 class DataSecrets(msgspec.Struct, frozen=True):
-    staging_password: str
     writer_password: str
 
     def __repr__(self) -> str:
@@ -159,8 +158,7 @@ class Home:
         return self._kept("secrets.json", lambda: HomeSecrets(new_token()[0], secrets.token_urlsafe(24)))
 
     def data_secrets(self) -> DataSecrets:
-        made = secrets.token_urlsafe
-        return self._kept("data_secrets.json", lambda: DataSecrets(made(24), made(24)))
+        return self._kept("data_secrets.json", lambda: DataSecrets(secrets.token_urlsafe(24)))
 
     def reading_secrets(self) -> ReadingSecrets:
         return self._kept("reading_secrets.json", lambda: ReadingSecrets(secrets.token_urlsafe(24)))

@@ -8,7 +8,7 @@ from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from tracelake.dev.home import QUEUE_ROLE, Home
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 from tracelake.tokens.home_copies import QuerySecrets
 
@@ -17,7 +17,6 @@ from tracelake.tokens.home_copies import QuerySecrets
 class RoleDsns:
     queue: str
     data_write: str
-    staging: str
     data_read: str
     catalog: str
     audit: str
@@ -29,7 +28,6 @@ class RoleDsns:
         return cls(
             queue=role_dsn(queue, QUEUE_ROLE, home.secrets().queue_password),
             data_write=role_dsn(data, WRITER_ROLE, writing.writer_password),
-            staging=role_dsn(data, STAGING_ROLE, writing.staging_password),
             data_read=role_dsn(data, READER_ROLE, reading.reader_password),
             catalog=catalog_dsn(state, query),
             audit=audit_dsn(state, query),
@@ -39,8 +37,6 @@ class RoleDsns:
         return {
             "TRACELAKE_QUEUE_DSN": self.queue,
             "TRACELAKE_DATA_DSN": self.data_write,
-            "TRACELAKE_STAGING_DSN": self.staging,
-            "TRACELAKE_READING_DSN": self.data_read,
         }
 
     def for_queries(self) -> dict[str, str]:

@@ -36,6 +36,7 @@ def ensure_database(admin_dsn: str, database: str, owner: str) -> None:
                 connection.execute(_compose(_QUERIES.create_database, **names))
         # Each time: the one who created it may have died before closing it.
         connection.execute(_compose(_QUERIES.close_database, **names))
+        connection.execute(_compose(_QUERIES.close_maintenance_database))
 
 
 def _compose(query: str, **parts: sql.Composable) -> sql.Composed:

@@ -30,6 +30,7 @@ _FIXED = {
 
 _DEFAULTS = {
     "max_connections": "100",
+    "reserved_connections": "8",
     "shared_buffers": "128MB",
     "min_wal_size": "128MB",
     "max_wal_size": "1GB",

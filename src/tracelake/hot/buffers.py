@@ -88,7 +88,7 @@ class BufferStore(HotStore):
     async def ensure(self, table: BufferTable) -> None:
         """Make the table, or add what its schema has gained; ``Invalid`` for any other difference."""
         columns = [[column.name, POSTGRES_TYPES[column.type]] for column in table.schema.columns]
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             try:
                 await connection.execute(
                     _SQL.ensure,
@@ -104,7 +104,7 @@ class BufferStore(HotStore):
     ) -> Merged:
         """All or nothing. ``Conflict`` when a newer sink has begun, ``Invalid`` (``REFUSED``) when it is the
         rows that the database doesn't take, ``Unavailable`` when the same may succeed later."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             try:
                 async with connection.transaction():
                     await self._stage(connection, table, batches)
@@ -119,7 +119,7 @@ class BufferStore(HotStore):
 
     async def position(self, dataset_version: UUID) -> int:
         """How far the dataset has come; 0 when nothing was ever written."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             return int(await connection.fetchval(_SQL.position, dataset_version))
 
     async def _stage(self, connection: Any, table: BufferTable, batches: Sequence[Batch]) -> None:

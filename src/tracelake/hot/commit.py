@@ -1,6 +1,7 @@
 """Commits to the data database: fenced, in one transaction with what must be said about them.
 
-The order is the promise: an attempt writes its fence first, operators then load staging tables, and ``commit``
+The order is the promise: an attempt writes its fence first, operators then load staging tables by the login of
+their attempt's ticket (``tickets``), and ``commit``
 makes them the dataset's rows only if no newer attempt has written a fence for those blocks meanwhile. What follows
 (a cursor event, an invalidation) is kept in the same transaction and handed out by ``unsaid`` until ``said``, so
 that a crash between the data and its event loses neither.
@@ -9,7 +10,7 @@ that a crash between the data and its event loses neither.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -67,24 +68,23 @@ class HotStore:
     """Opened with the writer's DSN, which operators never see."""
 
     def __init__(self, dsn: Secret) -> None:
-        self._dsn = dsn
+        self.dsn = dsn
         self._pool: asyncpg.Pool[Any] | None = None
 
     async def begin(self, writer: Writer, version: UUID, span: BlockRange) -> None:
         """Write the fence. ``Conflict`` when a newer attempt has been here."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             written = await connection.fetchval(
                 _SQL.begin, version, writer.task_id, writer.epoch, span.start, span.end, _json(writer.inputs)
             )
             if not written:
                 raise _stale()
-            await _sweep(connection)
 
     async def commit(
         self, writer: Writer, outputs: Sequence[StagedOutput], span: BlockRange, events: Sequence[EventIn]
     ) -> list[int]:
         """All outputs and what follows, or nothing; answers how many rows each has got."""
-        async with self._connection() as connection, connection.transaction():
+        async with self.connection() as connection, connection.transaction():
             rows = {
                 output.dataset_version: await self._commit_one(connection, writer, output, span)
                 for output in sorted(outputs, key=lambda output: output.dataset_version)
@@ -95,7 +95,7 @@ class HotStore:
 
     async def unsaid(self, task_id: UUID) -> list[Unsaid]:
         """What this task's commits have to say and the Dispatcher hasn't accepted yet, oldest first."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             found = await connection.fetch(_SQL.unsaid, task_id)
         return [
             Unsaid(
@@ -107,7 +107,7 @@ class HotStore:
         ]
 
     async def said(self, outbox_id: int) -> None:
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             await connection.execute(_SQL.said, outbox_id)
 
     async def close(self) -> None:
@@ -135,12 +135,12 @@ class HotStore:
         return inserted
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def connection(self) -> AsyncIterator[Any]:
         """Errors of the database in the platform's own terms."""
         try:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
-                    self._dsn.reveal(),
+                    self.dsn.reveal(),
                     min_size=0,
                     max_size=4,
                     command_timeout=600,
@@ -154,16 +154,6 @@ class HotStore:
         except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             # A connection that ends between two statements may show as either of the driver's own errors.
             raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from error
-
-
-async def _sweep(connection: Any) -> None:
-    """Tables that nobody can commit. An attempt may still run that doesn't know so, and even be stopped in the
-    middle of a load: nobody waits for that."""
-    for statement in await connection.fetch(_SQL.leftover_staging):
-        with suppress(asyncpg.LockNotAvailableError):
-            async with connection.transaction():
-                await connection.execute(_SQL.wait_little)
-                await connection.execute(statement[0])
 
 
 async def _reset(connection: Any) -> None:

@@ -1,16 +1,22 @@
-"""Sets up the data database and its roles: one that stages rows, one that commits them, one that reads them.
+"""Sets up the data database and its roles: one that owns staging tables, one that commits them, one that reads.
+
+Nobody logs in by the first one; the other two are for processes that are trusted. Operators get neither: each
+attempt has a login of its own, which the writer asks functions of this database for (``tracelake.open_ticket``).
+These make roles as whoever has installed them, who must therefore be allowed to.
 
 Installing again is safe: it migrates, renews the grants and sets the passwords given.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Unavailable
+from tracelake.domain.errors import Conflict, Unavailable
 from tracelake.migrations import Schema
 from tracelake.roles import change_roles
 from tracelake.secret import Secret
@@ -19,39 +25,131 @@ STAGING_ROLE = "tracelake_staging"
 WRITER_ROLE = "tracelake_writer"
 READER_ROLE = "tracelake_reader"
 
+_SETTINGS = {
+    WRITER_ROLE: {"idle_in_transaction_session_timeout=10s"},
+    READER_ROLE: {
+        "search_path=data",
+        "default_transaction_read_only=on",
+        "statement_timeout=5min",
+        "idle_in_transaction_session_timeout=5min",
+    },
+}
+"""What the grants set for the roles in this database; they have no settings elsewhere."""
+
 _SQL = sqlfiles.load("tracelake.hot", "sql/install.sql")
 _DATA = Schema("data", "tracelake.hot.migrations", lock=8_600_002)
 
 
-async def install(
-    admin_dsn: str, *, staging_password: Secret, writer_password: Secret, reader_password: Secret
-) -> list[str]:
+async def install(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
     """Prepare the database of ``admin_dsn``; returns the names of the migrations that were applied."""
-    try:
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(admin_dsn, timeout=10)
-    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-        raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
-    try:
+    async with _connected(admin_dsn) as connection:
+        is_superuser = await _check_installer(connection)
         applied = await _DATA.migrate(connection)
 
         async def put_roles() -> None:
-            await _put_role(connection, STAGING_ROLE, staging_password)
+            await connection.execute(_SQL.one_at_a_time)
+            await _put_owner(connection, STAGING_ROLE)
             await _put_role(connection, WRITER_ROLE, writer_password)
             await _put_role(connection, READER_ROLE, reader_password)
+            for role in (STAGING_ROLE, WRITER_ROLE):
+                await connection.execute(await connection.fetchval(_SQL.act_as, role))
             await connection.execute(await connection.fetchval(_SQL.close_database))
+            if is_superuser:
+                await connection.execute(_SQL.strip_public)
+                await connection.execute(await connection.fetchval(_SQL.reserve, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
-            await connection.execute(await connection.fetchval(_SQL.act_as, WRITER_ROLE))
+            await connection.execute(await connection.fetchval(_SQL.open_staging, STAGING_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
             await connection.execute(_SQL.revoke_functions)
             await connection.execute(await connection.fetchval(_SQL.grant_functions, WRITER_ROLE))
 
         await change_roles(connection, put_roles)
+        await connection.execute(_SQL.end_sessions, STAGING_ROLE)
         return applied
+
+
+async def open_databases(admin_dsn: str) -> list[str]:
+    """The other databases of the server that an attempt's login could enter: every one is open to everybody until
+    somebody closes it. They aren't this module's to close unasked."""
+    async with _connected(admin_dsn) as connection:
+        return [row["datname"] for row in await connection.fetch(_SQL.open_databases)]
+
+
+async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
+    """Give those roles their passwords and settings again that have other ones now, and return which they were: a
+    role can't be kept from changing its own. Costs three logins when all is well."""
+    passwords = {WRITER_ROLE: writer_password, READER_ROLE: reader_password}
+    async with _connected(admin_dsn) as connection:
+        changed = [
+            role
+            for role, password in passwords.items()
+            if set(await connection.fetchval(_SQL.settings, role)) != _SETTINGS[role]
+            or not await _gets_in(admin_dsn, role, password)
+        ]
+
+        async def put_roles() -> None:
+            for role in changed:
+                await _put_role(connection, role, passwords[role])
+                await connection.execute(await connection.fetchval(_SQL.reset_settings, role))
+            await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
+            await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
+
+        if changed:
+            await change_roles(connection, put_roles)
+        return changed
+
+
+@asynccontextmanager
+async def _connected(admin_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(admin_dsn, timeout=10)
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
+    try:
+        yield connection
     finally:
         await connection.close()
+
+
+async def _check_installer(connection: asyncpg.Connection[Any]) -> bool:
+    """Whether it is a superuser. ``Conflict`` when attempts couldn't have logins, or could leave locks behind."""
+    found = await connection.fetchrow(_SQL.installer)
+    assert found is not None
+    if not found["makes_roles"]:
+        raise Conflict(
+            "CantMakeRoles",
+            f"the role {found['name']!r} can't create roles, and every attempt that reads or writes hot tables "
+            f"gets one of its own: let a superuser run ALTER ROLE {found['name']} CREATEROLE, and install again",
+        )
+    if found["prepared"]:
+        raise Conflict(
+            "PreparedTransactions",
+            f"max_prepared_transactions is {found['prepared']}, so an operator could leave a transaction that "
+            "keeps its locks for ever: set it to 0 on the data database's server, restart that, and install again",
+        )
+    return bool(found["is_superuser"])
+
+
+async def _put_owner(connection: asyncpg.Connection[Any], role: str) -> None:
+    exists = await connection.fetchval(_SQL.role_exists, role)
+    statement = _SQL.change_owner if exists else _SQL.create_owner
+    await connection.execute(await connection.fetchval(statement, role))
 
 
 async def _put_role(connection: asyncpg.Connection[Any], role: str, password: Secret) -> None:
     exists = await connection.fetchval(_SQL.role_exists, role)
     statement = _SQL.change_role if exists else _SQL.create_role
     await connection.execute(await connection.fetchval(statement, role, scram.verifier(password.reveal())))
+
+
+async def _gets_in(dsn: str, role: str, password: Secret) -> bool:
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(
+            dsn, user=role, password=password.reveal(), timeout=10
+        )
+    except asyncpg.InvalidAuthorizationSpecificationError:
+        return False
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
+    await connection.close()
+    return True

@@ -59,8 +59,7 @@ class Context:
         link: Link,
         *,
         state: Any = None,
-        staging_dsn: str | None = None,
-        reading_dsn: str | None = None,
+        data_dsn: str | None = None,
         rpc_pool: PoolConfig | None = None,
         rpc_pools: Sequence[str] = (),
     ) -> None:
@@ -74,7 +73,7 @@ class Context:
         self._rpc_pool = rpc_pool
         self._rpc_pools = rpc_pools
         self.log = AttemptLogger()
-        self._data = DataDatabase(staging_dsn, reading_dsn, task.timeout_seconds if self.scope else None)
+        self._data = DataDatabase(data_dsn, task.timeout_seconds if self.scope else None)
         self.inputs = ByName("input", [Input(read, link, self._data) for read in task.inputs])
         self.outputs = ByName("output", [Output(output, self.scope, self._data) for output in task.outputs])
 

@@ -1,4 +1,4 @@
-"""An attempt's ways into the data database: one role that loads staging tables, one that reads what is committed.
+"""An attempt's way into the data database: a login of its own, which loads its staging tables and reads its inputs.
 
 Connections are opened when they are first needed and kept for the attempt, since opening one costs more than
 loading a block. All that an attempt reads of its inputs comes from one snapshot, which is held until it ends;
@@ -34,35 +34,22 @@ class DataDatabase:
     """``seconds`` is how long the attempt may take; None for a source. The snapshot isn't held much longer, so that
     an operator that hangs doesn't keep the database from cleaning up."""
 
-    def __init__(
-        self, staging_dsn: str | None = None, reading_dsn: str | None = None, seconds: float | None = None
-    ) -> None:
-        self._staging_dsn = staging_dsn
-        self._reading_dsn = reading_dsn
+    def __init__(self, dsn: str | None = None, seconds: float | None = None) -> None:
+        self._dsn = dsn
         self._seconds = seconds
         self._staging: psycopg.Connection | None = None
         self._live: psycopg.Connection | None = None
         self._snapshot: Snapshot | None = None
 
     @property
-    def staging_dsn(self) -> str:
-        if self._staging_dsn is None:
-            raise Invalid(
-                "NoDataDatabase", "this worker has no data database: set TRACELAKE_STAGING_DSN for it"
-            )
-        return self._staging_dsn
-
-    @property
-    def reading_dsn(self) -> str:
-        if self._reading_dsn is None:
-            raise Invalid(
-                "NoDataDatabase", "this worker can't read hot tables: set TRACELAKE_READING_DSN for it"
-            )
-        return self._reading_dsn
+    def dsn(self) -> str:
+        if self._dsn is None:
+            raise Invalid("NoDataDatabase", "this worker has no data database: set TRACELAKE_DATA_DSN for it")
+        return self._dsn
 
     def staging(self) -> psycopg.Connection:
         if self._staging is None or self._staging.closed:
-            self._staging = connect(self.staging_dsn)
+            self._staging = connect(self.dsn)
         return self._staging
 
     @property
@@ -73,7 +60,7 @@ class DataDatabase:
     def live(self) -> psycopg.Connection:
         """For reading what is committed now, statement by statement."""
         if self._live is None or self._live.closed:
-            self._live = connect(self.reading_dsn)
+            self._live = connect(self.dsn)
         return self._live
 
     def snapshot(self) -> Snapshot:
@@ -92,7 +79,7 @@ class DataDatabase:
                 connection.close()
 
     def _take_snapshot(self) -> Snapshot:
-        connection = connect(self.reading_dsn)
+        connection = connect(self.dsn)
         import psycopg
 
         limit = 0 if self._seconds is None else int(self._seconds + _SNAPSHOT_GRACE) * 1000

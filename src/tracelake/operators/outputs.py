@@ -297,7 +297,7 @@ class Output:
         self._must_be("postgres", "stage")
         if self._staging is None:
             # A task with a scope commits once, a source again and again.
-            self._staging = Staging(self._data, self._staging_place(), reused=self._scope is None)
+            self._staging = Staging(self._data, self.index, reused=self._scope is None)
         return self._staging
 
     def _staging_place(self) -> str:

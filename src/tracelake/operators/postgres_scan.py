@@ -162,7 +162,7 @@ def open_scan(
     """Of what the attempt's snapshot has of a dataset version; None when nothing has been committed to it yet."""
     snapshot = data.snapshot()
     return scan_of_table(
-        snapshot.connection, dataset_version, Secret(data.reading_dsn), snapshot.name, predicate=predicate
+        snapshot.connection, dataset_version, Secret(data.dsn), snapshot.name, predicate=predicate
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
-from psycopg import sql
 
 from tracelake.domain.errors import Invalid
 
@@ -59,11 +58,11 @@ def column_type(kind: pa.DataType) -> str:
             raise Invalid("RowsRefused", f"no Postgres type for {kind}")
 
 
-def type_sql(name: str) -> sql.SQL:
-    """A type's name as SQL, if it is one that hot tables have."""
+def checked_type(name: str) -> str:
+    """A type's name, if it is one that hot tables have; the data database has the same list."""
     if name not in _TYPES and not _NUMERIC.fullmatch(name):
         raise Invalid("RowsRefused", f"{name!r} is not a column type; one of {', '.join(sorted(_TYPES))}")
-    return sql.SQL(name)
+    return name
 
 
 def arrow_type(stored: str) -> pa.DataType:

@@ -1,6 +1,6 @@
 """Postgres outputs of Spark: executors load staging tables, the operator process hears which ones and how full.
 
-Every Spark task that has rows loads a table of its own, whose name it draws, and reports it when it is done. A task
+Every Spark task that has rows asks for a table of its own, and reports it when it is done. A task
 that runs twice loads two of them, and only the one whose report Spark accepts is ever committed; a zombie that goes
 on can't add a row to anything that was reported.
 """
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from tracelake.contracts.operator_protocol import StagedTable
 from tracelake.domain.errors import Invalid
 from tracelake.operators.arrow_schema import in_stored_form, stored_schema
-from tracelake.operators.data_database import connect
-from tracelake.operators.postgres_output import copy_rows, data_errors, part_name
+from tracelake.operators.data_database import SQL, connect
+from tracelake.operators.postgres_output import copy_rows, data_errors, opened
 from tracelake.secret import Secret
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ def staged_schema(frame: DataFrame) -> pa.Schema:
     return stored_schema(to_arrow_schema(frame.schema, timezone="UTC"))
 
 
-def load_dataframe(frame: DataFrame, dsn: str, place: str, like: str) -> list[StagedTable]:
-    """The rows in tables of the attempt of ``place``, with the columns of the staging table ``like``."""
-    load = partial(load_partition, Secret(dsn), place, like)
+def load_dataframe(frame: DataFrame, dsn: str, like: str) -> list[StagedTable]:
+    """The rows in tables of the attempt, with the columns of its staging table ``like``."""
+    load = partial(load_partition, Secret(dsn), like)
     reported = frame.mapInArrow(load, _REPORTED_DDL).toArrow().to_pylist()
     for row in reported:
         if row["problem"] is not None:
@@ -49,7 +48,7 @@ def load_dataframe(frame: DataFrame, dsn: str, place: str, like: str) -> list[St
 
 
 def load_partition(
-    dsn: Secret, place: str, like: str, batches: Iterator[pa.RecordBatch]
+    dsn: Secret, like: str, batches: Iterator[pa.RecordBatch]
 ) -> Generator[pa.RecordBatch, None, None]:
     """Runs in the executors. What is wrong with the rows comes back as a row: an exception would be retried by
     Spark, and reach the operator as text."""
@@ -57,7 +56,7 @@ def load_partition(
     try:
         for batch in batches:
             if batch.num_rows:
-                part = part or Part(dsn, place, like)
+                part = part or Part(dsn, like)
                 part.load(in_stored_form(pa.Table.from_batches([batch])))
     except BaseException as error:
         if part is not None:
@@ -75,18 +74,14 @@ def load_partition(
 
 
 class Part:
-    """One Spark task's own table, of the attempt of ``place`` and with the columns of ``like``."""
+    """One Spark task's own table, of the attempt of ``like`` and with its columns."""
 
-    def __init__(self, dsn: Secret, place: str, like: str) -> None:
-        self.name = part_name(place)
+    def __init__(self, dsn: Secret, like: str) -> None:
         self.rows = 0
         self._connection: psycopg.Connection = connect(dsn.reveal())
-        statement = sql.SQL("CREATE UNLOGGED TABLE {} (LIKE {})").format(
-            sql.Identifier("staging", self.name), sql.Identifier("staging", like)
-        )
         try:
             with data_errors():
-                self._connection.execute(statement)
+                self.name = opened(self._connection, SQL.open_like, [like])
         except BaseException:
             self.close()
             raise
@@ -99,7 +94,7 @@ class Part:
     def discard(self) -> None:
         """Nobody will be told of it."""
         with suppress(psycopg.Error):
-            self._connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("staging", self.name)))
+            self._connection.execute(SQL.discard, [[self.name]])
         self.close()
 
     def close(self) -> None:

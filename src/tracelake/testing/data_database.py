@@ -20,7 +20,7 @@ PASSWORD = Secret("a-password-of-the-tests")
 
 def install_data(dsn: str) -> None:
     """Everything that a data database has, in the empty one of ``dsn``."""
-    asyncio.run(install(dsn, staging_password=PASSWORD, writer_password=PASSWORD, reader_password=PASSWORD))
+    asyncio.run(install(dsn, writer_password=PASSWORD, reader_password=PASSWORD))
 
 
 def role_dsn(dsn: str, role: str) -> str:

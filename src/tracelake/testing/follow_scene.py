@@ -222,10 +222,10 @@ class Attempt:
 
 
 class FollowScene:
-    def __init__(self, dsn: str, dsns: tuple[str, str, str], outputs: Sequence[str] = USUAL) -> None:
-        """``dsns`` are those of the staging, the writing and the reading role."""
+    def __init__(self, dsn: str, writing: str, reading: str, outputs: Sequence[str] = USUAL) -> None:
+        """The DSNs are the administrator's, the writer's and the reader's."""
         self.admin = psycopg.connect(dsn, autocommit=True)
-        self._staging, writing, self._reading = dsns
+        self._reading = reading
         self.platform = Platform(outputs)
         self.runner = asyncio.Runner()
         self.committer = DataCommitter(HotStore(Secret(writing)))
@@ -249,7 +249,9 @@ class FollowScene:
         task = self._task(settings)
         self.runner.run(self.committer.begin(task, self.say))
         wrapper = _Wrapper(self, task)
-        ctx = Context(task, wrapper, state=self.state, staging_dsn=self._staging, reading_dsn=self._reading)
+        ticket = self.runner.run(self.committer.admit(task))
+        assert ticket is not None
+        ctx = Context(task, wrapper, state=self.state, data_dsn=ticket.dsn.reveal())
         parsed = FollowerConfig.parse(settings)
         endpoints = tuple(
             EndpointConfig(name=f"node{place}", url=url, timeout_seconds=5.0)
@@ -327,7 +329,7 @@ class FollowScene:
 
 def stored_table(reading_dsn: str, version: UUID, name: str) -> pa.Table:
     """What is stored, in the shape of files and the order of the table."""
-    schema, data = TABLES[Dataset(name)], DataDatabase(reading_dsn=reading_dsn)
+    schema, data = TABLES[Dataset(name)], DataDatabase(reading_dsn)
     try:
         stored = read_stored(data, version, schema.hot_arrow.names, 0, MAX_BLOCK)
     finally:

@@ -23,7 +23,8 @@ from tracelake.contracts.dispatcher_api import EventIn, PayloadInput, PayloadOut
 from tracelake.contracts.operator_protocol import Action, CommitRows
 from tracelake.domain.errors import Invalid
 from tracelake.hot.commit import HotStore
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import WRITER_ROLE
+from tracelake.hot.tickets import Ticket, Tickets
 from tracelake.operators import Context
 from tracelake.secret import Secret
 from tracelake.testing.data_database import role_dsn
@@ -40,7 +41,7 @@ class Wrapper:
         self._dsn, self._task, self._spark = dsn, task, spark
         self.said: list[EventIn] = []
         self.wishes: list[CommitRows] = []
-        asyncio.run(self._with_committer(None))
+        self.ticket: Ticket | None = asyncio.run(self._with_committer(None))
 
     def call(self, action: Action) -> Any:
         if not isinstance(action, CommitRows):
@@ -55,6 +56,19 @@ class Wrapper:
     def spark(self) -> Any:
         return self._spark
 
+    def end(self) -> None:
+        """The attempt is over: its ticket is closed."""
+        if self.ticket is not None:
+            asyncio.run(self._close(self.ticket))
+            self.ticket = None
+
+    async def _close(self, ticket: Ticket) -> None:
+        store = HotStore(Secret(role_dsn(self._dsn, WRITER_ROLE)))
+        try:
+            await Tickets(store).close(ticket)
+        finally:
+            await store.close()
+
     async def _with_committer(self, wish: CommitRows | None) -> Any:
         async def say(events: Sequence[EventIn]) -> None:
             self.said += events
@@ -62,7 +76,8 @@ class Wrapper:
         committer = DataCommitter(HotStore(Secret(role_dsn(self._dsn, WRITER_ROLE))))
         try:
             if wish is None:
-                return await committer.begin(self._task, say)
+                await committer.begin(self._task, say)
+                return await committer.admit(self._task)
             return msgspec.to_builtins(await committer.commit(self._task, wish, say))
         finally:
             await committer.close()
@@ -76,7 +91,7 @@ class HotScene:
         self.spark = spark
         self.wrapper: Wrapper | None = None
         self._epoch = 0
-        self._begun: list[Context] = []
+        self._begun: list[tuple[Context, Wrapper]] = []
 
     def begin(
         self,
@@ -95,15 +110,17 @@ class HotScene:
         ]
         task = a_task(operator, inputs=inputs, outputs=outputs, task_id=task_id)
         task = msgspec.structs.replace(task, epoch=self._epoch, **fields)
-        self.wrapper = Wrapper(self.dsn, task, self.spark)
-        ctx = Context(
-            task,
-            self.wrapper,
-            staging_dsn=role_dsn(self.dsn, STAGING_ROLE),
-            reading_dsn=role_dsn(self.dsn, READER_ROLE),
-        )
-        self._begun.append(ctx)
+        self.wrapper = wrapper = Wrapper(self.dsn, task, self.spark)
+        ctx = Context(task, wrapper, data_dsn=None if wrapper.ticket is None else wrapper.ticket.dsn.reveal())
+        self._begun.append((ctx, wrapper))
         return ctx
+
+    def end(self, ctx: Context) -> None:
+        """As the worker ends an attempt, however it went."""
+        ctx.close()
+        for begun, wrapper in self._begun:
+            if begun is ctx:
+                wrapper.end()
 
     def rows(self, ctx: Context, output: int = 0) -> list[tuple[Any, ...]]:
         """What is committed of an output, ordered by its first column."""
@@ -118,8 +135,8 @@ class HotScene:
             return [row[0] for row in connection.execute(query).fetchall()]
 
     def close(self) -> None:
-        for ctx in self._begun:
-            ctx.close()
+        for ctx, _ in self._begun:
+            self.end(ctx)
 
 
 def _output(version: UUID | None, staging: str, index: int) -> PayloadOutput:

@@ -1,6 +1,7 @@
-"""pytest plugin: the data database as its three roles see it, and what a test stages in it by hand.
+"""pytest plugin: the data database as wrapper and operators see it, and what a test stages in it by hand.
 
-``hot`` is the wrapper's side, ``operator`` a connection that may only stage, ``admin`` one that sees everything.
+``hot`` is the wrapper's side, ``operator`` the operators' one, by the logins of their tickets, ``admin`` a
+connection that sees everything.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 import asyncpg
+import msgspec
 import pytest_asyncio
 
 from tracelake import sqlfiles
 from tracelake.domain.block_range import BlockRange
 from tracelake.hot.commit import HotStore, StagedOutput, Writer
-from tracelake.hot.install import STAGING_ROLE, WRITER_ROLE
+from tracelake.hot.install import WRITER_ROLE
+from tracelake.hot.tickets import Holder, Ticket, Tickets
 from tracelake.secret import Secret
 from tracelake.testing.data_database import role_dsn
 
@@ -34,11 +37,39 @@ async def hot(data_dsn: str) -> AsyncIterator[HotStore]:
     await store.close()
 
 
+class Operators:
+    """Attempts as the data database sees them: each has a ticket, and a connection by it."""
+
+    def __init__(self, hot: HotStore) -> None:
+        self.tickets = Tickets(hot)
+        self._open: dict[tuple[UUID, int], tuple[Ticket, Connection]] = {}
+
+    async def ticket(self, who: Writer, *reads: UUID) -> Ticket:
+        return (await self._admitted(who, reads))[0]
+
+    async def connection(self, who: Writer, *reads: UUID) -> Connection:
+        return (await self._admitted(who, reads))[1]
+
+    async def _admitted(self, who: Writer, reads: Sequence[UUID]) -> tuple[Ticket, Connection]:
+        key = (who.task_id, who.epoch)
+        if key not in self._open:
+            ticket = await self.tickets.open(
+                Holder(task_id=who.task_id, attempt=who.epoch, epoch=who.epoch, reads=tuple(reads))
+            )
+            self._open[key] = ticket, await asyncpg.connect(ticket.dsn.reveal())
+        return self._open[key]
+
+    async def close(self) -> None:
+        for ticket, connection in self._open.values():
+            await connection.close(timeout=5)
+            await self.tickets.close(ticket)
+
+
 @pytest_asyncio.fixture
-async def operator(data_dsn: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(role_dsn(data_dsn, STAGING_ROLE))
-    yield connection
-    await connection.close()
+async def operator(hot: HotStore) -> AsyncIterator[Operators]:
+    operators = Operators(hot)
+    yield operators
+    await operators.close()
 
 
 @pytest_asyncio.fixture
@@ -53,14 +84,16 @@ def writer(epoch: int, task_id: UUID | None = None, revision: int = 0) -> Writer
 
 
 async def stage(
-    operator: Connection, who: Writer, *blocks: int, value: str = "x", part: str | None = None
+    operator: Operators, who: Writer, *blocks: int, value: str = "x", more: Sequence[str] = ()
 ) -> tuple[str, int]:
-    """Rows in the attempt's staging table, or in a further one; its name and how many they are."""
-    middle, last = ("1", "0") if part is None else ("p", part)
-    name = f"staging_{who.task_id.hex}_{middle}_{who.epoch}_{last}"
-    await operator.execute(await operator.fetchval(_SQL.create_staging, name))
+    """Rows in a staging table of the attempt; its name and how many they are. ``more`` columns have no values."""
+    connection = await operator.connection(who)
+    columns = [["block_number", "bigint"], ["value", "text"], *([name, "text"] for name in more)]
+    name = await connection.fetchval(_SQL.open_table, msgspec.json.encode(columns).decode())
     records = [(block, value) for block in blocks]
-    await operator.copy_records_to_table(name, schema_name="staging", records=records)
+    await connection.copy_records_to_table(
+        name, schema_name="staging", columns=["block_number", "value"], records=records
+    )
     return name, len(blocks)
 
 

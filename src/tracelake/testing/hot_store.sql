@@ -1,6 +1,6 @@
--- name: create_staging
--- The statement that makes a staging table of two columns.
-SELECT format('CREATE UNLOGGED TABLE staging.%I (block_number bigint, value text)', $1::text)
+-- name: open_table
+-- A staging table of these columns.
+SELECT staging.open_table(0, $1::jsonb)
 
 -- name: read_table
 -- The statement that reads a dataset version's table; null while there is none.

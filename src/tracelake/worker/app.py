@@ -83,6 +83,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     if settings.data_dsn is not None:
         committer = DataCommitter(HotStore(settings.data_dsn))
         parts.push_async_callback(committer.close)
+        await parts.enter_async_context(_running(committer.keep_tickets()))
     queries = None
     if settings.query_url is not None:
         queries = QueryClient(settings.query_url)

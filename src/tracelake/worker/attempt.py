@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import msgspec
 from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest
 from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkTarget
 from tracelake.domain.errors import Forbidden, TracelakeError, Unavailable
+from tracelake.hot.tickets import Ticket
 from tracelake.secret import Secret
 from tracelake.worker.calls import Calls, Committer
 from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
@@ -107,7 +109,8 @@ class AttemptRunner:
                 except Unavailable:
                     # Claimed while Spark died: that is no fault of the task, and another worker's may be well.
                     return held.completion("Released")
-            return await self._converse(held, calls, secrets, target, pool)
+            async with self._admitted(held) as ticket:
+                return await self._converse(held, calls, secrets, target, pool, ticket)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -119,13 +122,16 @@ class AttemptRunner:
         secrets: Mapping[str, Secret],
         target: SparkTarget | None,
         pool: JobPool,
+        ticket: Ticket | None,
     ) -> CompleteRequest | None:
         hidden = [held.token.reveal(), *(each.reveal() for each in secrets.values()), *pool.secrets()]
+        if ticket is not None:
+            hidden.append(ticket.password.reveal())
         redaction = Redaction(hidden)
         held.hide = redaction.text
         log = _Log.open(self.settings, held, hidden)
         try:
-            run = self._message(held, secrets, target, pool)
+            run = self._message(held, secrets, target, pool, ticket)
             finished, gone = await self._with_process(held, calls, run, log.write_fd)
             completion = _without(redaction, conclude(held, finished, gone))
             if completion is not None and completion.error_message:
@@ -163,8 +169,23 @@ class AttemptRunner:
                 await self._interrupt_spark(held)
             await self.operators.give_back(process, reusable=reusable)
 
+    @asynccontextmanager
+    async def _admitted(self, held: HeldTask) -> AsyncIterator[Ticket | None]:
+        """With a login in the data database for as long as the attempt runs, if it needs one."""
+        ticket = await self.committer.admit(held.payload) if self.committer is not None else None
+        try:
+            yield ticket
+        finally:
+            if self.committer is not None and ticket is not None:
+                self.committer.dismiss(ticket)
+
     def _message(
-        self, held: HeldTask, secrets: Mapping[str, Secret], target: SparkTarget | None, pool: JobPool
+        self,
+        held: HeldTask,
+        secrets: Mapping[str, Secret],
+        target: SparkTarget | None,
+        pool: JobPool,
+        ticket: Ticket | None,
     ) -> Run:
         settings = self.settings
         return Run(
@@ -179,8 +200,7 @@ class AttemptRunner:
                 "TRACE_DISPATCHER_URL": settings.internal_url,
             },
             spark=target,
-            staging_dsn=_revealed(settings.staging_dsn),
-            reading_dsn=_revealed(settings.reading_dsn),
+            data_dsn=None if ticket is None else ticket.dsn.reveal(),
             state=held.payload.state,
             rpc_pool=pool.pool,
             rpc_pools=list(pool.known),
@@ -222,10 +242,6 @@ def _without(redaction: Redaction, completion: CompleteRequest | None) -> Comple
     if completion is None or completion.error_message is None:
         return completion
     return msgspec.structs.replace(completion, error_message=redaction.text(completion.error_message))
-
-
-def _revealed(secret: Secret | None) -> str | None:
-    return None if secret is None else secret.reveal()
 
 
 def _log_running(held: HeldTask) -> None:

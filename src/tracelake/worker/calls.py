@@ -38,6 +38,7 @@ from tracelake.contracts.operator_protocol import (
     SaveState,
 )
 from tracelake.domain.errors import Conflict, Invalid, TooLarge, TracelakeError
+from tracelake.hot.tickets import Ticket
 from tracelake.worker.data_commit import Say
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
@@ -57,6 +58,10 @@ class Committer(Protocol):
     """Commits staged rows to the data database; see ``data_commit``."""
 
     async def begin(self, task: TaskPayload, say: Say) -> None: ...
+
+    async def admit(self, task: TaskPayload) -> Ticket | None: ...
+
+    def dismiss(self, ticket: Ticket) -> None: ...
 
     async def commit(self, task: TaskPayload, wish: CommitRows, say: Say) -> list[OutputIn]: ...
 

@@ -5,21 +5,31 @@ attempt of the task had committed and not yet said, if that one read what this o
 something that has been taken back since are made again, and must not be announced before. ``commit`` makes staged
 rows visible and returns once the Dispatcher has heard what follows from it, so that a producer never runs ahead of
 its own events.
+
+What an operator gets of the data database is a ticket: ``admit`` opens it and ``dismiss`` closes it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+import structlog
 
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn, PayloadOutput, TaskPayload
 from tracelake.contracts.operator_protocol import CommitRows
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import Storage, UpdateStrategy
-from tracelake.domain.errors import Invalid
+from tracelake.domain.errors import Invalid, TracelakeError
 from tracelake.domain.table_layout import PLAIN
 from tracelake.hot.commit import HotStore, StagedOutput, Writer
+from tracelake.hot.tickets import Holder, Ticket, Tickets
 
-STAGING_SCHEME = "postgres_table:"
+_RENEW_SECONDS = 60.0
+
+_log = structlog.get_logger(__name__)
 
 Say = Callable[[Sequence[EventIn]], Awaitable[object]]
 """Sends events under the current attempt's fence; returns once they were accepted."""
@@ -28,6 +38,9 @@ Say = Callable[[Sequence[EventIn]], Awaitable[object]]
 class DataCommitter:
     def __init__(self, store: HotStore) -> None:
         self._store = store
+        self._tickets = Tickets(store)
+        self._open: set[Ticket] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def begin(self, task: TaskPayload, say: Say) -> None:
         outputs = hot_outputs(task)
@@ -63,8 +76,48 @@ class DataCommitter:
             for output, count in zip(chosen, rows, strict=True)
         ]
 
+    async def admit(self, task: TaskPayload) -> Ticket | None:
+        """The attempt's ticket; None for one that has nothing to do with the data database."""
+        outputs = hot_outputs(task)
+        reads = hot_versions(task)
+        if not outputs and not reads:
+            return None
+        holder = Holder(
+            task_id=task.task_id,
+            attempt=task.attempt,
+            epoch=task.epoch if outputs else None,
+            reads=tuple(reads),
+        )
+        ticket = await self._tickets.open(holder)
+        self._open.add(ticket)
+        return ticket
+
+    def dismiss(self, ticket: Ticket) -> None:
+        """The attempt is over. Nobody waits for its ticket to be closed; what fails is swept later."""
+        self._open.discard(ticket)
+        closing = asyncio.create_task(self._close(ticket))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def keep_tickets(self) -> None:
+        """For ever: those of running attempts are renewed, those that nobody renews are swept."""
+        while True:
+            try:
+                await self._tickets.renew(list(self._open))
+                await self._tickets.sweep()
+            except TracelakeError as error:
+                _log.warning("tickets_not_renewed", error=error.message)
+            await asyncio.sleep(_RENEW_SECONDS)
+
     async def close(self) -> None:
+        await asyncio.gather(*self._closing)
         await self._store.close()
+
+    async def _close(self, ticket: Ticket) -> None:
+        try:
+            await self._tickets.close(ticket)
+        except TracelakeError as error:
+            _log.warning("ticket_not_closed", login=ticket.login, error=error.message)
 
     async def _say_all(self, writer: Writer, say: Say) -> None:
         while unsaid := await self._store.unsaid(writer.task_id):
@@ -76,6 +129,14 @@ class DataCommitter:
 
 def hot_outputs(task: TaskPayload) -> list[PayloadOutput]:
     return [output for output in task.outputs if output.storage == Storage.POSTGRES]
+
+
+def hot_versions(task: TaskPayload) -> list[UUID]:
+    """The tables that an attempt may read: those of its inputs, and of its own outputs."""
+    read = [each.dataset_version for each in task.inputs if each.storage == Storage.POSTGRES]
+    beside_files = [each.hot.dataset_version for each in task.inputs if each.hot is not None]
+    written = [output.dataset_version for output in hot_outputs(task)]
+    return sorted({*read, *beside_files, *written})
 
 
 def _writer(task: TaskPayload) -> Writer:
@@ -117,8 +178,6 @@ def _staged(task: TaskPayload, output: PayloadOutput, wish: CommitRows) -> Stage
 
 
 def _is_its_own(task: TaskPayload, output: PayloadOutput, name: str) -> bool:
-    """An operator names the tables to commit; it may have loaded several, all of them under its task and epoch."""
-    assert output.staging is not None
-    return name == output.staging.removeprefix(STAGING_SCHEME) or name.startswith(
-        f"staging_{task.task_id.hex}_p_{task.epoch}_"
-    )
+    """An operator names the tables to commit: some of those that were made for its attempt and this output."""
+    own = f"staging_{task.task_id.hex}_{output.output_index}_{task.epoch}_[0-9a-f]{{8}}"
+    return re.fullmatch(own, name) is not None

@@ -19,17 +19,3 @@ SELECT outbox_id, events, inputs FROM tracelake.outbox WHERE task_id = $1 ORDER 
 -- name: said
 -- Accepted: forget it.
 DELETE FROM tracelake.outbox WHERE outbox_id = $1
-
--- name: leftover_staging
--- Staging tables of attempts that have no fence (any more) and so can't commit them, as statements that drop them.
-SELECT format('DROP TABLE IF EXISTS staging.%I', t.relname)
-FROM (SELECT c.relname, regexp_match(c.relname, '^staging_([0-9a-f]{32})_[^_]+_([0-9]{1,18})_') AS names
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-      WHERE n.nspname = 'staging' AND c.relkind = 'r') t
-WHERE t.names IS NOT NULL AND NOT EXISTS (
-    SELECT FROM tracelake.fence f WHERE f.task_id = t.names[1]::uuid AND f.epoch = t.names[2]::bigint)
-LIMIT 100
-
--- name: wait_little
--- What an attempt that still runs is loading isn't waited for: it is swept another time.
-SET LOCAL lock_timeout = '100ms'

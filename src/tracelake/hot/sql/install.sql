@@ -10,29 +10,99 @@ SELECT format('CREATE ROLE %I LOGIN PASSWORD %L', $1::text, $2::text)
 -- The same for a role that is there.
 SELECT format('ALTER ROLE %I LOGIN PASSWORD %L', $1::text, $2::text)
 
+-- name: installer
+-- May this role do what an install does?
+SELECT rolname AS name, rolsuper OR rolcreaterole AS makes_roles, rolsuper AS is_superuser,
+       current_setting('max_prepared_transactions')::int AS prepared
+FROM pg_roles WHERE rolname = current_user
+
+-- name: settings
+-- What a role has in this database, and in all of them: that it could have set for itself.
+SELECT ARRAY(SELECT CASE WHEN s.setdatabase = 0 THEN 'everywhere ' ELSE '' END || c
+             FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
+             WHERE r.rolname = $1::text AND s.setdatabase IN
+                   (0, (SELECT oid FROM pg_database WHERE datname = current_database())))
+
+-- name: reset_settings
+-- As if it had none.
+SELECT format('ALTER ROLE %1$I RESET ALL; ALTER ROLE %1$I IN DATABASE %2$I RESET ALL', $1::text, current_database())
+
+-- name: one_at_a_time
+-- Rights change here and wherever a ticket is opened or closed.
+SELECT tracelake.lock_tickets()
+
+-- name: create_owner
+-- The role that owns staging tables: nobody logs in by it.
+SELECT format('CREATE ROLE %I NOLOGIN', $1::text)
+
+-- name: change_owner
+-- It used to be a login, which operators shared.
+SELECT format('ALTER ROLE %I NOLOGIN PASSWORD NULL', $1::text)
+
+-- name: end_sessions
+-- Whoever is still logged in by it.
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1::text
+
 -- name: close_database
 -- Nobody gets in, or creates anything, but by a grant.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
+-- name: strip_public
+-- Code of one's own, large objects, locks that others may wait for and messages into the log: what Postgres lets
+-- everybody have in every database. Only a superuser can take it back.
+DO $$
+DECLARE
+    each regprocedure;
+BEGIN
+    REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC;
+    FOR each IN SELECT p.oid::regprocedure FROM pg_proc p
+                WHERE p.pronamespace = 'pg_catalog'::regnamespace
+                  AND p.proname ~ '^(lo_.*|loread|lowrite|pg_(try_)?advisory_.*|pg_notify|pg_logical_emit_message)$'
+                  AND has_function_privilege('public', p.oid, 'EXECUTE')
+    LOOP
+        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', each);
+    END LOOP;
+END $$
+
+-- name: reserve
+-- Whatever attempts do, $1 finds a connection: those that the server reserves, if it does and knows how (from 16 on).
+SELECT CASE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_use_reserved_connections')
+            THEN format('GRANT pg_use_reserved_connections TO %I', $1::text) ELSE 'SELECT' END
+
+-- name: open_databases
+-- Where else on this server everybody gets in, an attempt's login too.
+SELECT datname FROM pg_database
+WHERE datallowconn AND datname <> current_database() AND has_database_privilege('public', oid, 'CONNECT')
+ORDER BY datname
+
 -- name: grants
--- $1 loads staging tables and can do nothing else; $2 commits them, and may do with staging tables what $1 may. A
+-- $1 owns staging tables, and the functions that make them; $2 commits them, and may do with them what $1 may. A
 -- worker that stands still in the middle of a commit keeps its successor's fence waiting: not for long. A sink, which
 -- is $2 as well, stages in tables of its own session.
 SELECT format(
-    'GRANT CONNECT ON DATABASE %3$I TO %1$I, %2$I;
-     GRANT TEMPORARY ON DATABASE %3$I TO %2$I;
+    'REVOKE ALL ON DATABASE %3$I FROM %1$I;
+     ALTER ROLE %1$I IN DATABASE %3$I RESET ALL;
+     GRANT CONNECT, TEMPORARY ON DATABASE %3$I TO %2$I;
      GRANT USAGE, CREATE ON SCHEMA staging TO %1$I;
+     GRANT USAGE ON SCHEMA tracelake TO %1$I;
+     GRANT SELECT ON tracelake.ticket TO %1$I;
      GRANT %1$I TO %2$I;
      GRANT USAGE ON SCHEMA tracelake TO %2$I;
      GRANT USAGE, CREATE ON SCHEMA data TO %2$I;
-     GRANT USAGE ON SCHEMA staging TO %2$I;
      GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tracelake TO %2$I;
      GRANT USAGE ON ALL SEQUENCES IN SCHEMA tracelake TO %2$I;
-     ALTER ROLE %1$I IN DATABASE %3$I SET search_path = staging;
-     ALTER ROLE %1$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''10min'';
      ALTER ROLE %2$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''10s''',
     $1::text, $2::text, current_database()
 )
+
+-- name: open_staging
+-- Everybody who gets in finds names in these two schemas, and may call what asks for a ticket. The functions run as $1.
+SELECT 'GRANT USAGE ON SCHEMA staging, data TO PUBLIC;
+        REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA staging FROM PUBLIC;
+        GRANT EXECUTE ON FUNCTION staging.open_table(int, jsonb), staging.open_like(text),
+                                  staging.discard(text[]), staging.discard_output(int) TO PUBLIC; '
+       || string_agg(format('ALTER FUNCTION %s OWNER TO %I', p.oid::regprocedure, $1::text), '; ')
+FROM pg_proc p WHERE p.pronamespace = 'staging'::regnamespace
 
 -- name: act_as
 -- What $1 will create can only be given to others by somebody who may act as $1, as a superuser may anyway.

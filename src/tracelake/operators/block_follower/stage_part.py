@@ -102,7 +102,7 @@ def _stage(work: StageWork, span: BlockRange) -> PartReport:
             for dataset, place in work.places.items():
                 rows = hot_rows(TABLES[dataset], raw, work.chain_id)
                 if rows.num_rows and dataset not in parts:
-                    parts[dataset] = Part(place.dsn, place.place, place.like)
+                    parts[dataset] = Part(place.dsn, place.like)
                     undo.callback(parts[dataset].discard)
                 if rows.num_rows:
                     parts[dataset].load(rows)

@@ -32,15 +32,18 @@ SELECT min(block_number), max(block_number) FROM {table}
 SELECT (SELECT chain_id FROM {table} WHERE block_number BETWEEN {start} AND {end} LIMIT 1),
        (SELECT max(block_number) FROM {table})
 
--- name: wait_little
--- What somebody is still loading isn't waited for.
-SET lock_timeout = '100ms'
+-- name: open_table
+-- A staging table for rows of an output.
+SELECT staging.open_table(%s, %s::jsonb)
 
--- name: wait_long
--- Back to what is usual.
-RESET lock_timeout
+-- name: open_like
+-- A further one with the same columns.
+SELECT staging.open_like(%s)
 
--- name: staging_tables
--- Those whose name begins like this.
-SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'staging' AND c.relkind = 'r' AND starts_with(c.relname, %s)
+-- name: discard
+-- Staging tables whose rows nobody is going to commit.
+SELECT staging.discard(%s::text[])
+
+-- name: discard_output
+-- All of an output's.
+SELECT staging.discard_output(%s)

@@ -177,8 +177,7 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
             run.task,
             link,
             state=run.state,
-            staging_dsn=run.staging_dsn,
-            reading_dsn=run.reading_dsn,
+            data_dsn=run.data_dsn,
             rpc_pool=run.rpc_pool,
             rpc_pools=run.rpc_pools,
         )

@@ -1,0 +1,49 @@
+"""The roles of a stack's data database: put in place when it starts, and put back when one has changed itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import asyncpg
+
+from tracelake.dev.home import Home
+from tracelake.domain.errors import TracelakeError
+from tracelake.hot.install import install, restore_roles
+from tracelake.secret import Secret
+
+_LOOK_SECONDS = 15.0
+_END_SECONDS = 0.5
+
+
+def install_data(home: Home, dsn: str) -> None:
+    asyncio.run(install(dsn, **_passwords(home)))
+
+
+@contextmanager
+def roles_kept(home: Home, dsn: Callable[[], str]) -> Iterator[None]:
+    """A role can't be kept from changing its own password. It locks the others out until somebody looks, and no
+    longer; a database that is away is looked at another time."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            with suppress(TracelakeError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                asyncio.run(restore_roles(dsn(), **_passwords(home)))
+
+    keeper = threading.Thread(target=keep, name="data-roles", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join(_END_SECONDS)
+
+
+def _passwords(home: Home) -> dict[str, Secret]:
+    return {
+        "writer_password": Secret(home.data_secrets().writer_password),
+        "reader_password": Secret(home.reading_secrets().reader_password),
+    }
