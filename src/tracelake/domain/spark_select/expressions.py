@@ -23,6 +23,13 @@ _RESERVED_WORDS = """
     RLIKE SELECT SEMI SETMINUS TABLESAMPLE THEN TRY_CAST UNION UNPIVOT USING VALUES WHEN WHERE WINDOW WITH
 """
 RESERVED = frozenset(_RESERVED_WORDS.split())
+# Those of them that can't even be a column where an expression is expected.
+_KEYWORDS_WORDS = """
+    AND AS BETWEEN BY CASE CAST DISTINCT ELSE EXCEPT FROM GROUP HAVING IN INTERSECT IS JOIN LATERAL LIKE NOT NULL ON
+    OR ORDER SELECT THEN TRY_CAST UNION USING VALUES WHEN WHERE WITH
+"""
+_KEYWORDS = frozenset(_KEYWORDS_WORDS.split())
+_NONE: frozenset[str] = frozenset()
 # Words that end an expression or a relation: without AS they are no alias.
 _NO_ALIAS_WORDS = """
     ASC CLUSTER DESC DISTRIBUTE ELSE END ESCAPE FETCH FILTER FOR LEFT MAP MATCH_RECOGNIZE NULLS PLACING REDUCE
@@ -99,10 +106,10 @@ class Expressions(Reader):
         self.need_sign(")")
         return ("(", inner, ")")
 
-    def name(self, what: str = "a name") -> Name:
-        """Where only a name can stand, only the words that a query is made of are none."""
+    def name(self, what: str = "a name", reserved: frozenset[str] = _NONE) -> Name:
+        """Where only a name can stand, every word is one; ``reserved`` are those that may stand there as well."""
         token = self.token
-        if token.kind == "name" or (token.kind == "word" and token.value.upper() not in RESERVED):
+        if token.kind == "name" or (token.kind == "word" and token.value.upper() not in reserved):
             self.next()
             return Name(token.value)
         raise self.unexpected(f"expected {what}")
@@ -259,7 +266,7 @@ class Expressions(Reader):
         return Text(value)
 
     def _column(self) -> Name:
-        name = self.name("a column")
+        name = self.name("an expression", _KEYWORDS)
         if name.value.lower() in _NO_COLUMN and not self.sees_sign("."):
             raise _not_to_be_called(name.value.lower())
         return name
@@ -491,10 +498,11 @@ class Expressions(Reader):
         return ("WHERE", self.expression())
 
     def order_by(self) -> Piece:
-        self.need("ORDER", "BY")
+        word = "SORT" if self.sees("SORT") else "ORDER"
+        self.need(word, "BY")
         if self.take("ALL"):
-            return ("ORDER", "BY", "ALL", *self._direction())
-        return ("ORDER", "BY", joined(self.several(lambda: (self.expression(), *self._direction()))))
+            return (word, "BY", "ALL", *self._direction())
+        return (word, "BY", joined(self.several(lambda: (self.expression(), *self._direction()))))
 
     def _direction(self) -> Iterator[Piece]:
         for word in ("ASC", "DESC"):
@@ -513,7 +521,9 @@ class Expressions(Reader):
         parts: list[Piece] = ["("]
         if self.take("PARTITION", "BY"):
             parts += ["PARTITION", "BY", self.expressions()]
-        if self.sees("ORDER"):
+        elif self.take("DISTRIBUTE", "BY"):
+            parts += ["DISTRIBUTE", "BY", self.expressions()]
+        if self.sees("ORDER") or self.sees("SORT"):
             parts.append(self.order_by())
         for word in ("ROWS", "RANGE"):
             if self.take(word):

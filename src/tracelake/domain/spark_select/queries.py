@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tracelake.domain.spark_select.expressions import Expressions
+from tracelake.domain.spark_select.expressions import RESERVED, Expressions
 from tracelake.domain.spark_select.pieces import Piece, joined
 from tracelake.domain.spark_select.words import refused
 
@@ -52,8 +52,11 @@ class _Queries(Expressions):
             if self.take("WITH"):
                 parts = ["WITH", *self._common_tables()]
             parts.append(self._sets())
-            if self.sees("ORDER"):
-                parts.append(self.order_by())
+            for word in ("ORDER", "CLUSTER", "DISTRIBUTE", "SORT"):
+                if word in ("ORDER", "SORT") and self.sees(word):
+                    parts.append(self.order_by())
+                elif self.take(word, "BY"):
+                    parts += [word, "BY", self.expressions()]
             parts += self._limits()
             del self._common[seen:]
             return tuple(parts)
@@ -196,8 +199,7 @@ class _Queries(Expressions):
     def _table(self) -> Piece:
         if self.sees("VALUES"):
             self.next()
-            # In parentheses its rows can't run into what follows.
-            return ("(", "VALUES", self.expressions(), ")", *self._table_alias())
+            return ("VALUES", self.expressions(), *self._table_alias())
         if self.sees_sign("("):
             with self.deeper():
                 inner = self.query if self.sees_query() else self._relation
@@ -205,7 +207,7 @@ class _Queries(Expressions):
         return self._named_table()
 
     def _named_table(self) -> Piece:
-        name = self.name("an input")
+        name = self.name("an input", RESERVED)
         if self.sees_sign("("):
             raise refused(f"must not read from a table function: {name.value[:60]}()")
         if self.sees_sign("."):

@@ -27,9 +27,11 @@ _SHORT = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%
 
 
 # What people may well try, and should hear plainly that it isn't to be had.
-_NEVER = frozenset({"CLUSTER", "DISTRIBUTE", "LATERAL", "PIVOT", "SORT", "TABLESAMPLE", "UNPIVOT"})
+_NEVER = frozenset({"LATERAL", "PIVOT", "TABLESAMPLE", "UNPIVOT"})
 _QUERY = frozenset({"SELECT", "VALUES", "WITH"})
-_QUERY_GOES_ON = frozenset({"EXCEPT", "INTERSECT", "LIMIT", "MINUS", "OFFSET", "ORDER", "UNION"})
+_QUERY_GOES_ON = frozenset(
+    {"CLUSTER", "DISTRIBUTE", "EXCEPT", "INTERSECT", "LIMIT", "MINUS", "OFFSET", "ORDER", "SORT", "UNION"}
+)
 
 
 class Token(Struct, frozen=True):

@@ -165,7 +165,7 @@ def launch(birth: Birth, token: str) -> Launch:
 
 
 def environment(birth: Birth, inherited: Mapping[str, str]) -> dict[str, str]:
-    """All that the server knows of its surroundings: nothing of the worker's is passed on unnamed, and no secret."""
+    """All that the server knows of its surroundings: nothing of the worker's is passed on unnamed. No secret."""
     settings, folder = birth.settings, birth.folder
     told = {
         "HOME": str(folder),
