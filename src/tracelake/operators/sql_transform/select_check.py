@@ -72,6 +72,10 @@ _NODE = re.compile(r"(?P<before>(?:[: ]  )*(?:[:+]- )?)'?(?P<node>\w+)(?P<rest>.
 _CALL = re.compile(r"([\w$]+)\(")
 _RELATION = re.compile(r" \[[^,]*\], \[\], false")
 _VIEW = re.compile(r" \(`(?P<name>(?:[^`]|``)+)`, \[")
+# What Spark makes of a name without a column, such as ``user``.
+_CHANGING = re.compile(
+    r"\b(current_(?:user|date|time|timestamp)|session_user|localtimestamp|now)\((?:\)|Some)"
+)
 _GENERATE = re.compile(r" (\w+)\(")
 
 
@@ -86,11 +90,11 @@ def checked_frame(spark: SparkSession, query: Piece, relations: Iterable[str]) -
     # Whatever stands in these parentheses is a query to Spark: it can't be a command, which would run here.
     shown = _explained(spark.sql(" ".join(("SELECT * FROM (", render_on_one_line(query), ")"))))
     parsed, analyzed = _sections(shown)
-    if unknown := sorted(_unknown_calls(parsed)):
+    if unknown := sorted(unknown_calls(parsed)):
         # Perhaps only a string that looks like a call: then it isn't there without what the query's author chose.
         # Its names mean nothing to Spark, which then shows the parsed plan and what it missed.
         lines = _text_of(spark, f"EXPLAIN EXTENDED {render_skeleton(query)}").split("\n")
-        if _HEADINGS[1] not in lines or _unknown_calls(lines[1 : lines.index(_HEADINGS[1])]):
+        if _HEADINGS[1] not in lines or unknown_calls(lines[1 : lines.index(_HEADINGS[1])]):
             raise refused(f"must not call {unknown[0]}()")
     judge_parsed(parsed)
     judge_analyzed(analyzed, relations)
@@ -122,8 +126,8 @@ def judge_analyzed(lines: list[str], relations: Iterable[str]) -> None:
             generator = _GENERATE.match(rest)
             if generator is None or generator[1].lower() not in _GENERATORS:
                 raise refused("must not make rows in this way")
-        if "current_user()" in rest:
-            raise refused("must not use user, which is no column of its inputs")
+        if (changing := _CHANGING.search(rest)) is not None:
+            raise refused(f"must not use {changing[1].upper()}, and there is no column of that name")
         if "variablereference(" in rest:
             raise refused("must not use variables")
 
@@ -136,7 +140,7 @@ def _nodes(lines: list[str]) -> Iterator[tuple[str, str, int]]:
         yield found["node"], found["rest"], len(found["before"])
 
 
-def _unknown_calls(lines: list[str]) -> set[str]:
+def unknown_calls(lines: list[str]) -> set[str]:
     return {call for line in lines for call in _CALL.findall(line.lower())} - _CALLS
 
 
