@@ -29,7 +29,6 @@ SETTINGS = {
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
     # Strings and names are read as they are written here.
-    "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
     "spark.sql.legacy.ctePrecedencePolicy": "CORRECTED",
@@ -38,6 +37,7 @@ SETTINGS = {
     "spark.sql.debug.maxToStringFields": "1000000",
     "spark.sql.maxPlanStringLength": str(2**31 - 16),
 }
+_UNREAD_ESCAPES = "spark.sql.parser.escapedStringLiterals"
 
 _HEADINGS = (
     "== Parsed Logical Plan ==",
@@ -162,6 +162,14 @@ def _set(spark: SparkSession) -> None:
 
     pairs = [KeyValue(key=key, value=value) for key, value in SETTINGS.items()]
     spark.client.config(ConfigRequest.Operation(set=ConfigRequest.Set(pairs=pairs)))
+    # Deprecated: Spark would write a line into its log each time that it is set.
+    wanted = [KeyValue(key=_UNREAD_ESCAPES, value="false")]
+    asked = ConfigRequest.GetWithDefault(pairs=wanted)
+    found = spark.client.config(ConfigRequest.Operation(get_with_default=asked))
+    if any(value != "false" for _, value in found.pairs):
+        raise refused(
+            f"can't be run on a Spark with {_UNREAD_ESCAPES}, where strings would have other values"
+        )
 
 
 def _explained(frame: Any) -> str:

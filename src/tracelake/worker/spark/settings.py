@@ -35,7 +35,6 @@ TEXT_MEANS_WHAT_IT_SAYS: Final = {
     # Names and strings are read as their quotes say.
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
-    "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
 }
 """Of every session, and not to be changed by a worker's settings. ``sql_transform`` sets them once more itself."""
@@ -55,6 +54,7 @@ _OURS = (
     "spark.submit.deployMode",
     "spark.ui.enabled",
     *TEXT_MEANS_WHAT_IT_SAYS,
+    "spark.sql.parser.escapedStringLiterals",
 )
 # Executors on other machines have to reach the driver; those on this one don't need more than the loopback.
 _OURS_HERE = ("spark.authenticate", "spark.driver.bindAddress", "spark.driver.host")
