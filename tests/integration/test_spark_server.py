@@ -63,22 +63,23 @@ async def test_a_call_with_the_token_is_answered(shared_spark: SharedSpark) -> N
     rpc.close()
 
 
-def test_the_token_is_on_no_command_line_and_in_no_readable_file(shared_spark: SharedSpark) -> None:
+def test_the_token_is_on_no_command_line_in_no_environment_and_in_no_file(shared_spark: SharedSpark) -> None:
     token = shared_spark.target.token.encode()
 
-    assert token not in Path(f"/proc/{shared_spark.pid}/cmdline").read_bytes()
     folder = shared_spark.folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "conf" / "spark.properties").stat().st_mode) == 0o600
-    assert token not in (folder / "conf" / "spark.properties").read_bytes()
-    assert token not in shared_spark.log.read_bytes()
+    told = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 2**20]
+    for each in [*told, shared_spark.log, Path(f"/proc/{shared_spark.pid}/cmdline")]:
+        assert token not in each.read_bytes()
+    assert token not in Path(f"/proc/{shared_spark.pid}/environ").read_bytes()
 
 
 def test_the_worker_s_own_environment_is_not_passed_on(shared_spark: SharedSpark, tmp_path: Path) -> None:
     birth = spark_life.Birth(
         settings=QUICK, folder=tmp_path, log=tmp_path / "log", python_path="", within=1.0
     )
-    told = spark_life.environment(birth, "token", {"TRACELAKE_WORKER_TOKEN": "secret", "PATH": "/bin"})
+    told = spark_life.environment(birth, {"TRACELAKE_WORKER_TOKEN": "secret", "PATH": "/bin"})
     assert "secret" not in str(told)
     assert told["PATH"] == "/bin"
 

@@ -49,6 +49,9 @@ def test_every_setting_is_taken_from_its_variable() -> None:
         "spark.local.ip",
         "spark.ui.enabled",
         "spark.pyspark.python",
+        "spark.sql.variable.substitute",
+        "spark.sql.runSQLOnFiles",
+        "spark.sql.parser.escapedStringLiterals",
         "hive.metastore.uris",
     ],
 )

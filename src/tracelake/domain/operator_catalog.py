@@ -13,7 +13,9 @@ import msgspec
 
 from tracelake.domain import compact_config, follower_config, ingest_config, integrity_config
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.domain.errors import Invalid
 from tracelake.domain.event_abi import decode_config
+from tracelake.domain.spark_select.queries import read_select
 
 NOOP = "noop"
 UDF = "udf"
@@ -138,6 +140,8 @@ def config_problems(operator: str, config: Mapping[str, Any]) -> Iterator[tuple[
             yield from compact_config.problems(config)
         case "integrity_check":
             yield from integrity_config.problems(config)
+        case "sql_transform":
+            yield from _sql_problems(config)
         case "range_splitter":
             yield from _size_problems("chunk_size", config)
         case "range_aggregator":
@@ -149,6 +153,14 @@ def config_problems(operator: str, config: Mapping[str, Any]) -> Iterator[tuple[
                 yield "start_block", "must be a whole number, 0 or more"
         case _:
             return
+
+
+def _sql_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What can be told without Spark, and without knowing what the inputs will be called."""
+    try:
+        read_select(config.get("sql"), None)
+    except Invalid as error:
+        yield "sql", error.message.removeprefix("sql ")
 
 
 def _size_problems(key: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracelake.domain.errors import Invalid
+from tracelake.domain.spark_select.pieces import Piece
+from tracelake.domain.spark_select.queries import read_select
 from tracelake.domain.table_layout import TableLayout
 from tracelake.operators.api import operator
 from tracelake.operators.context import Context
-from tracelake.operators.sql_transform.select_check import check_select
+from tracelake.operators.sql_transform.select_check import checked_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +49,7 @@ def sql_transform(ctx: Context) -> None:
         source.dataframe().createOrReplaceTempView(source.name)
     span = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")
     span.createOrReplaceTempView(SCOPE_BLOCKS)
-    result = _select(ctx, query)
+    result = _select(ctx, query, [*names, SCOPE_BLOCKS])
     if output.storage == "postgres":
         ctx.log.info("staged", rows=output.stage(result, **layout))
     else:
@@ -57,7 +59,7 @@ def sql_transform(ctx: Context) -> None:
 
 def read_config(
     config: Mapping[str, Any], names: list[str], storage: str = "parquet"
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[Piece, dict[str, Any]]:
     """The checked query, and how to lay out its result: what ``write`` or ``stage`` are told beside it."""
     known = {"sql", *(FILE_SETTINGS if storage == "parquet" else TABLE_SETTINGS)}
     if unknown := set(config) - known:
@@ -66,7 +68,7 @@ def read_config(
     for name in lowered:
         if name == SCOPE_BLOCKS or lowered.count(name) > 1:
             raise _wrong(f"two relations would be called {name!r}")
-    query = check_select(config.get("sql"), [*names, SCOPE_BLOCKS])
+    query = read_select(config.get("sql"), [*names, SCOPE_BLOCKS])
     return query, _files_layout(config) if storage == "parquet" else {"layout": _table_layout(config)}
 
 
@@ -93,17 +95,15 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
     return size
 
 
-def _select(ctx: Context, query: str) -> DataFrame:
+def _select(ctx: Context, query: Piece, relations: list[str]) -> DataFrame:
     """Analyzed here, so that a column that doesn't exist is told apart from a Spark that fails."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        result = ctx.spark.sql(query)
-        _ = result.schema
+        return checked_frame(ctx.spark, query, relations)
     except (AnalysisException, ParseException) as error:
         first = str(error).strip().splitlines()[0]
         raise Invalid("InvalidSql", f"sql can't be run: {first}") from error
-    return result
 
 
 def _wrong(what: str) -> Invalid:

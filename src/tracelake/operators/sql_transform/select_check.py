@@ -1,173 +1,181 @@
-"""One SELECT over known relations, and nothing else: what SQL from a DAG must be before Spark sees it.
+"""Spark's own opinion of a query: the plan that it makes of the text, judged by a list of what may be in it.
 
-The text is parsed, and every node of the tree must be of a kind that is listed here; relations are the inputs,
-``scope_blocks`` and the query's own CTEs, named plainly. Functions are checked twice, in the tree and as words in
-the text, so that none is missed because the parser knows it by another name. What runs is the text as it was
-written, without its comments: a parser that wrote it anew would now and then write something else.
+The text was written by us from a tree that was judged (``domain.spark_select``). This is the second look, by
+whoever runs it: Spark shows the plan that it parsed and the one that it resolved, and every node of both must be of
+a kind that is listed here, every function on the list of functions, every table below one of the attempt's views.
+
+Spark shows plans as text, in which a query's names and strings stand as they are. They can't hide anything: what
+they add can only be refused. For that a node must begin a line and no line may be anything else, so strings are
+shown to Spark without line breaks here, and the headings must stand where Spark puts them, each of them once.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-import sqlglot
-from sqlglot import TokenType, exp
-from sqlglot.errors import SqlglotError
+from tracelake.domain.spark_select.functions import ALLOWED
+from tracelake.domain.spark_select.pieces import Piece, render, render_on_one_line, render_skeleton
+from tracelake.domain.spark_select.queries import read_select
+from tracelake.domain.spark_select.words import refused
 
-from tracelake.domain.errors import Invalid
-from tracelake.operators.sql_transform.functions import ALLOWED, LANGUAGE
-from tracelake.operators.sql_transform.plain_text import plain_text
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-MAX_LENGTH = 64 * 1024
-DIALECT = "spark"
+SETTINGS = {
+    # A text means what it says: no values of variables, no files by their paths, no patterns for names.
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    # Strings and names are read as they are written here.
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
+    "spark.sql.legacy.ctePrecedencePolicy": "CORRECTED",
+    "spark.sql.legacy.setopsPrecedence.enabled": "false",
+    # A plan is shown as a whole.
+    "spark.sql.debug.maxToStringFields": "1000000",
+    "spark.sql.maxPlanStringLength": str(2**31 - 16),
+}
+_UNREAD_ESCAPES = "spark.sql.parser.escapedStringLiterals"
 
-_QUERIES = (exp.Select, exp.Union, exp.Intersect, exp.Except)
-_STRUCTURE: tuple[type[exp.Expr], ...] = (
-    *_QUERIES,
-    *(
-        exp.With,
-        exp.CTE,
-        exp.From,
-        exp.Join,
-        exp.Where,
-        exp.Group,
-        exp.Having,
-        exp.Qualify,
-        exp.Order,
-        exp.Ordered,
-    ),
-    *(exp.Limit, exp.Offset, exp.Distinct, exp.Subquery, exp.Table, exp.TableAlias, exp.Values, exp.Tuple),
-    *(exp.Cube, exp.Rollup, exp.GroupingSets, exp.Window, exp.WindowSpec, exp.Filter, exp.WithinGroup),
-    *(
-        exp.IgnoreNulls,
-        exp.RespectNulls,
-        exp.Alias,
-        exp.Aliases,
-        exp.Column,
-        exp.Identifier,
-        exp.Star,
-        exp.Literal,
-    ),
-    *(exp.Null, exp.Boolean, exp.HexString, exp.Interval, exp.IntervalSpan, exp.Var, exp.DataType),
-    *(exp.DataTypeParam, exp.ColumnDef, exp.Bracket, exp.Lambda, exp.AtTimeZone, exp.In, exp.Between),
-    *(exp.Binary, exp.Unary, exp.SubqueryPredicate, exp.Func),
+_HEADINGS = (
+    "== Parsed Logical Plan ==",
+    "== Analyzed Logical Plan ==",
+    "== Optimized Logical Plan ==",
+    "== Physical Plan ==",
 )
-_REFUSED_WITHIN: tuple[type[exp.Expr], ...] = (
-    exp.Unnest,
-    exp.JoinHint,
-    exp.Kwarg,
-    exp.Collate,
+_PARSED_NODES = """
+    Aggregate CTE Distinct Except Filter GlobalLimit Intersect Join LimitAll LocalLimit LocalRelation Offset
+    OneRowRelation Project RepartitionByExpression Sort SubqueryAlias Union UnresolvedHaving UnresolvedInlineTable
+    UnresolvedQualify UnresolvedRelation UnresolvedSubqueryColumnAliases WithWindowDefinition
+"""
+_ANALYZED_NODES = """
+    Aggregate CTERelationDef CTERelationRef Distinct Except Expand Filter Generate GlobalLimit Intersect Join
+    LocalLimit LocalRelation Offset OneRowRelation Project RepartitionByExpression Sort SubqueryAlias Union
+    UnionLoop UnionLoopRef View Window WithCTE
+"""
+_PARSED = frozenset(_PARSED_NODES.split())
+_ANALYZED = frozenset(_ANALYZED_NODES.split())
+# How Spark shows what isn't a call: parts of windows, joins, groupings and lambdas.
+_FORMS = """
+    between cube currentrow$ groupingsets lambdafunction likeall likeany naturaljoin notlikeall notlikeany outer
+    rollup specifiedwindowframe unboundedfollowing$ unboundedpreceding$ unresolvedalias unresolvedextractvalue
+    unresolvedordinal unresolvedstarexcept unresolvedwindowexpression unspecifiedframe$ usingjoin vector
+    windowspecdefinition windowspecreference
+"""
+_CALLS = ALLOWED | frozenset(_FORMS.split())
+_GENERATORS = frozenset(
+    {"explode", "inline", "json_tuple", "posexplode", "stack", "generatorouter"},
 )
-_TABLE_ARGUMENTS = frozenset({"this", "alias", "joins"})
-_WITHOUT_PARENTHESES = (
-    *(exp.CurrentUser, exp.SessionUser, exp.CurrentCatalog, exp.CurrentSchema, exp.CurrentDatabase),
-    *(exp.CurrentDate, exp.CurrentTime, exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentTimezone),
+_NODE = re.compile(r"(?P<before>(?:[: ]  )*(?:[:+]- )?)'?(?P<node>\w+)(?P<rest>.*)")
+_CALL = re.compile(r"([\w$]+)\(")
+_RELATION = re.compile(r" \[[^,]*\], \[\], false")
+_VIEW = re.compile(r" \(`(?P<name>(?:[^`]|``)+)`, \[")
+# What Spark makes of a name without a column, such as ``user``.
+_CHANGING = re.compile(
+    r"\b(current_(?:user|date|time|timestamp)|session_user|localtimestamp|now)\((?:\)|Some)"
 )
-_WORD = re.compile(r"\w+")
-_QUOTES = "'\"`"
+_GENERATE = re.compile(r" (\w+)\(")
 
 
 def check_select(text: object, relations: Iterable[str]) -> str:
-    """The query to run, or ``Invalid`` with what is wrong with it."""
-    if not isinstance(text, str) or not text.strip():
-        raise _refused("is missing: write one SELECT")
-    if len(text) > MAX_LENGTH:
-        raise _refused(f"is longer than {MAX_LENGTH} characters")
-    query, quoted = plain_text(text.strip().removesuffix(";"))
+    """The text that Spark would get in place of this one, or ``Invalid`` with what is wrong with it."""
+    return render(read_select(text, relations))
+
+
+def checked_frame(spark: SparkSession, query: Piece, relations: Iterable[str]) -> DataFrame:
+    """The query as a frame, once Spark's plan of it has been judged. Raises what Spark says of a wrong one."""
+    _set(spark)
+    # Whatever stands in these parentheses is a query to Spark: it can't be a command, which would run here.
+    shown = _explained(spark.sql(" ".join(("SELECT * FROM (", render_on_one_line(query), ")"))))
+    parsed, analyzed = _sections(shown)
+    if unknown := sorted(unknown_calls(parsed)):
+        # Perhaps only a string that looks like a call: then it isn't there without what the query's author chose.
+        # Its names mean nothing to Spark, which then shows the parsed plan and what it missed.
+        lines = _text_of(spark, f"EXPLAIN EXTENDED {render_skeleton(query)}").split("\n")
+        if _HEADINGS[1] not in lines or unknown_calls(lines[1 : lines.index(_HEADINGS[1])]):
+            raise refused(f"must not call {unknown[0]}()")
+    judge_parsed(parsed)
+    judge_analyzed(analyzed, relations)
+    return spark.sql(render(query))
+
+
+def judge_parsed(lines: list[str]) -> None:
+    for node, rest, _ in _nodes(lines):
+        if node not in _PARSED or (node == "UnresolvedRelation" and not _RELATION.fullmatch(rest)):
+            raise refused(f"must not contain what Spark reads as {node}")
+
+
+def judge_analyzed(lines: list[str], relations: Iterable[str]) -> None:
+    """The first line has the columns. What is below a view is what the attempt put there."""
     known = {name.lower() for name in relations}
-    try:
-        tree = _parse(query)
-        for node in tree.walk():
-            _check_node(node, known)
-        _check_words(query, quoted, {alias.name.lower() for alias in tree.find_all(exp.TableAlias)})
-    except SqlglotError as error:
-        raise _refused(f"can't be read: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise _refused("is nested too deeply") from None
-    return query.strip()
-
-
-def _parse(text: str) -> exp.Expr:
-    # It warns about what it doesn't know, which is refused here anyway.
-    logging.getLogger("sqlglot").setLevel(logging.ERROR)
-    trees = [tree for tree in sqlglot.parse(text, read=DIALECT) if tree is not None]
-    if len(trees) != 1:
-        raise _refused(f"must be exactly one statement, not {len(trees)}")
-    if not isinstance(trees[0], _QUERIES):
-        raise _refused(f"must be a SELECT, not {_kind(trees[0])}")
-    return trees[0]
-
-
-def _check_node(node: exp.Expr, known: set[str]) -> None:
-    if not isinstance(node, _STRUCTURE) or isinstance(node, _REFUSED_WITHIN):
-        raise _refused(f"must not contain {_kind(node)}: {node.sql(dialect=DIALECT)[:80]}")
-    if isinstance(node, exp.Select) and not node.expressions:
-        raise _refused("selects no column")
-    if isinstance(node, exp.Table):
-        _check_table(node, known)
-    if isinstance(node, exp.Func):
-        _check_function(node)
-
-
-def _check_table(table: exp.Table, known: set[str]) -> None:
-    shown = table.sql(dialect=DIALECT)[:80]
-    if not isinstance(table.this, exp.Identifier):
-        raise _refused(f"must not read from a table function: {shown}")
-    if table.args.get("db") or table.args.get("catalog"):
-        raise _refused(f"must name its inputs plainly, without a catalog, format or path: {shown}")
-    more = [name for name, value in table.args.items() if value and name not in _TABLE_ARGUMENTS]
-    if more:
-        raise _refused(f"must read its inputs as they are, not with {', '.join(more)}: {shown}")
-    name = table.name.lower()
-    if name not in known and name not in _common_names(table):
-        raise _refused(f"reads from {table.name!r}, which is not an input; it has {', '.join(sorted(known))}")
-
-
-def _common_names(table: exp.Table) -> Iterator[str]:
-    """Names of the WITH clauses that a table can see: those of the queries around it."""
-    around = table.parent
-    while around is not None:
-        clause = around.args.get("with_")
-        for common in clause.expressions if isinstance(clause, exp.With) else ():
-            yield common.alias.lower()
-        around = around.parent
-
-
-def _check_function(function: exp.Func) -> None:
-    """Those that are no calls, or calls of something else than they look like."""
-    if isinstance(function, exp.Anonymous) and function.name.lower() not in ALLOWED:
-        raise _refused(f"must not call {function.name.lower()}()")
-    if isinstance(function, _WITHOUT_PARENTHESES):
-        raise _refused(f"must not use {function.sql(dialect=DIALECT)}")
-    qualified = function.parent
-    if isinstance(qualified, exp.Dot) and qualified.expression is function:
-        raise _refused(f"must call functions by their plain names: {qualified.sql(dialect=DIALECT)[:80]}")
-
-
-def _check_words(query: str, quoted: list[tuple[int, int]], aliases: set[str]) -> None:
-    """Every word before a parenthesis is a function that is allowed, an alias, or part of the language."""
-    tokens = sqlglot.tokenize(query, read=DIALECT)
-    begins = {start for start, _ in quoted}
-    within = {place for start, end in quoted for place in range(start + 1, end)}
-    for token in tokens:
-        if token.start in within or (query[token.start] in _QUOTES and token.start not in begins):
-            raise _refused(f"can't be read in one way only at {query[token.start : token.start + 20]!r}")
-    for token, following in pairwise(tokens):
-        word = token.text.lower()
-        if following.token_type is not TokenType.L_PAREN or not _WORD.fullmatch(word):
+    below: int | None = None
+    for node, rest, depth in _nodes(lines[1:]):
+        if below is not None and depth > below:
             continue
-        if word not in ALLOWED and word not in LANGUAGE and word not in aliases:
-            raise _refused(f"must not call {word}()")
+        below = None
+        if node not in _ANALYZED:
+            raise refused(f"must not contain what Spark reads as {node}")
+        if node == "View":
+            view = _VIEW.match(rest)
+            if view is None or view["name"].replace("``", "`").lower() not in known:
+                raise refused("reads from something that is not an input")
+            below = depth
+        if node == "Generate":
+            generator = _GENERATE.match(rest)
+            if generator is None or generator[1].lower() not in _GENERATORS:
+                raise refused("must not make rows in this way")
+        if (changing := _CHANGING.search(rest)) is not None:
+            raise refused(f"must not use {changing[1].upper()}, and there is no column of that name")
+        if "variablereference(" in rest:
+            raise refused("must not use variables")
 
 
-def _kind(node: exp.Expr) -> str:
-    if isinstance(node, exp.Command):
-        return str(node.this).upper()
-    return node.key.upper()
+def _nodes(lines: list[str]) -> Iterator[tuple[str, str, int]]:
+    for line in lines:
+        found = _NODE.fullmatch(line)
+        if found is None:
+            raise refused("has a plan that can't be read")
+        yield found["node"], found["rest"], len(found["before"])
 
 
-def _refused(what: str) -> Invalid:
-    return Invalid("InvalidSql", f"sql {what}")
+def unknown_calls(lines: list[str]) -> set[str]:
+    return {call for line in lines for call in _CALL.findall(line.lower())} - _CALLS
+
+
+def _sections(shown: str) -> tuple[list[str], list[str]]:
+    """The parsed and the analyzed plan, line by line."""
+    lines = shown.split("\n")
+    places = [place for place, line in enumerate(lines) if line in _HEADINGS]
+    if tuple(lines[place] for place in places) != _HEADINGS or places[0] != 0:
+        raise refused("has a plan that can't be read")
+    if re.search(r"\.\.\. \d+ more (?:fields|characters)|\*\(redacted\)", shown):
+        raise refused("has a plan that Spark doesn't show as a whole")
+    parsed, analyzed = lines[1 : places[1]], lines[places[1] + 1 : places[2]]
+    return [line for line in parsed if line], [analyzed[0], *(line for line in analyzed[1:] if line)]
+
+
+def _set(spark: SparkSession) -> None:
+    """All of them in one call, which Spark's client has no public name for."""
+    from pyspark.sql.connect.proto import ConfigRequest, KeyValue
+
+    pairs = [KeyValue(key=key, value=value) for key, value in SETTINGS.items()]
+    spark.client.config(ConfigRequest.Operation(set=ConfigRequest.Set(pairs=pairs)))
+    # Deprecated: Spark would write a line into its log each time that it is set.
+    wanted = [KeyValue(key=_UNREAD_ESCAPES, value="false")]
+    asked = ConfigRequest.GetWithDefault(pairs=wanted)
+    found = spark.client.config(ConfigRequest.Operation(get_with_default=asked))
+    if any(value != "false" for _, value in found.pairs):
+        raise refused(
+            f"can't be run on a Spark with {_UNREAD_ESCAPES}, where strings would have other values"
+        )
+
+
+def _explained(frame: Any) -> str:
+    return str(frame._explain_string(extended=True))
+
+
+def _text_of(spark: SparkSession, command: str) -> str:
+    [row] = spark.sql(command).collect()
+    return str(row[0])

@@ -2,6 +2,9 @@
 
 The program gets the end of a pipe and no file, so it can't make its supervisor write anywhere else, and it
 can't fill the disk. The last lines are kept in memory, to say why a program ended.
+
+What a program has to know and nobody else may is sent to it the other way, to be read from its standard output
+before it prints anything: unlike arguments, variables and files, that leaves no trace.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +25,15 @@ _STACK = ("\tat ", "\t... ")
 
 
 class ProgramLog:
-    """``on_line`` hears every line. ``write_fd`` is for the program; close it here once it has been handed on."""
+    """``on_line`` hears every line. ``write_fd`` is for the program; close it here once it has been handed on.
+    ``told`` is what the program can read from it, once."""
 
-    def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, on_line: Callable[[str], None], told: bytes | None = None) -> None:
         self._path = path
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = b""
-        self._read_fd, self.write_fd = os.pipe()
+        self._read_fd, self.write_fd = os.pipe() if told is None else _talking(told)
         os.set_blocking(self._read_fd, False)
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._read_fd, self._read)
@@ -83,3 +88,20 @@ class ProgramLog:
                 os.write(descriptor, chunk)
             finally:
                 os.close(descriptor)
+
+
+def _talking(told: bytes) -> tuple[int, int]:
+    """Both ends of a socket, with what the other end can read already in it."""
+    ours, theirs = socket.socketpair()
+    try:
+        # Nobody reads yet: it must fit into what the kernel keeps.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(told) + 65536)
+        ours.setblocking(False)
+        if ours.send(told) != len(told):
+            raise OSError("too much to tell a program")
+        ours.shutdown(socket.SHUT_WR)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    return ours.detach(), theirs.detach()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tracelake.worker.spark.settings import SparkSettings
+from tracelake.worker.spark.settings import TEXT_MEANS_WHAT_IT_SAYS, SparkSettings
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,6 +48,7 @@ def server_conf(settings: SparkSettings, folder: Path, python_path: str) -> dict
         "spark.connect.grpc.binding.port": str(settings.port),
         "spark.connect.grpc.port.maxRetries": "0",
         "spark.ui.enabled": "false",
+        **TEXT_MEANS_WHAT_IT_SAYS,
     }
     if settings.packages:
         conf["spark.jars.packages"] = ",".join(settings.packages)
@@ -60,10 +61,16 @@ def server_conf(settings: SparkSettings, folder: Path, python_path: str) -> dict
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,
         }
+    return conf
+
+
+def server_secrets(settings: SparkSettings, token: str) -> dict[str, str]:
+    """What of the configuration only the server may know."""
+    known = {"spark.connect.authenticate.token": token}
     if settings.master.startswith("local-cluster"):
         # Elsewhere than in one process Spark makes up no secret by itself.
-        conf["spark.authenticate.secret"] = secrets.token_urlsafe(32)
-    return conf
+        known["spark.authenticate.secret"] = secrets.token_urlsafe(32)
+    return known
 
 
 def as_properties(conf: Mapping[str, str]) -> str:

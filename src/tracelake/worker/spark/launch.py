@@ -1,9 +1,10 @@
 """Become a Spark Connect server: ``python -m tracelake.worker.spark.launch``, started by the operator host.
 
 It runs as the server will (same identity, same view of the files), finds a Java there, writes what the server
-reads into a folder of its own, and then is replaced by the JVM. What it has to know comes in an environment
-variable that the JVM no longer has, and the token in the one where Spark looks for it: command lines are for
-everybody to read.
+reads into a folder of its own, and then is replaced by the JVM. What it has to know comes through the socket that
+its output goes to. Command lines are for everybody to read, environments for every process of the same user, and
+for every query where Spark puts the values of variables into its text: so the token is in neither. Spark takes it
+from a file, which the worker removes as soon as the server is up (``forget_secrets``).
 
 The command line is the one that Spark's launcher would make, without starting a JVM to make it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -23,8 +25,8 @@ from tracelake.worker.spark.conf import LOGGING, POOLS, as_properties
 from tracelake.worker.spark.java import Java, find_java
 from tracelake.worker.spark.settings import JavaSource
 
-LAUNCH = "TRACELAKE_SPARK_LAUNCH"
 MISCONFIGURED = 78
+SECRETS = "spark-defaults.conf"
 
 _MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # What Spark 4.3 needs to get at inside of Java; without the module that a small Java doesn't have.
@@ -61,10 +63,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     java_options: tuple[str, ...]
     driver_memory: str
     conf: dict[str, str]
+    secrets: dict[str, str]
 
 
 def main() -> None:
-    launch = msgspec.json.decode(os.environ.pop(LAUNCH), type=Launch)
+    launch = msgspec.json.decode(_told(), type=Launch)
     folder = Path(launch.folder)
     try:
         _prepare(folder, launch)
@@ -95,9 +98,22 @@ def server_command(java: Java, spark_home: Path, folder: Path, launch: Launch) -
         *launch.java_options,
         *("-cp", f"{spark_home / 'jars'}/*"),
         "org.apache.spark.deploy.SparkSubmit",
-        *("--properties-file", str(conf / "spark.properties")),
+        *("--properties-file", str(conf / "spark.properties"), "--load-spark-defaults"),
         *("--class", _MAIN, "spark-internal"),
     ]
+
+
+def forget_secrets(folder: Path) -> None:
+    """Once the server is up. The folder is the server's own: no link in it leads anywhere else from here."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        conf = os.open("conf", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        try:
+            os.unlink(SECRETS, dir_fd=conf)
+        finally:
+            os.close(conf)
+    finally:
+        os.close(place)
 
 
 def find_spark_home() -> Path:
@@ -113,6 +129,11 @@ def _scala_version(spark_home: Path) -> str:
     return core.name.removeprefix("spark-core_").partition("-")[0] if core is not None else ""
 
 
+def _told() -> bytes:
+    with socket.socket(fileno=os.dup(sys.stdout.fileno())) as channel, channel.makefile("rb") as told:
+        return told.read()
+
+
 def _prepare(folder: Path, launch: Launch) -> None:
     """Files of an earlier server that was killed go: shuffles and spilled data are never small."""
     before = os.umask(0o077)
@@ -123,6 +144,7 @@ def _prepare(folder: Path, launch: Launch) -> None:
     (conf / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
     (conf / "pools.xml").write_text(POOLS, encoding="utf-8")
     (conf / "spark.properties").write_text(as_properties(launch.conf), encoding="utf-8")
+    (conf / SECRETS).write_text(as_properties(launch.secrets), encoding="utf-8")
     # Not for what the server writes later: outputs are read by others.
     os.umask(before)
 

@@ -24,9 +24,9 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import TracelakeError, Unauthenticated, Unavailable
 from tracelake.worker.logs.program_log import ProgramLog
 from tracelake.worker.spark.channel import supervised
-from tracelake.worker.spark.conf import LOOPBACK, server_conf
+from tracelake.worker.spark.conf import LOOPBACK, server_conf, server_secrets
 from tracelake.worker.spark.engine import HostedProgram, ProgramStarter
-from tracelake.worker.spark.launch import LAUNCH, MISCONFIGURED, Launch
+from tracelake.worker.spark.launch import MISCONFIGURED, Launch, forget_secrets
 from tracelake.worker.spark.pulse import Pulse
 from tracelake.worker.spark.rpc import SparkRpc
 from tracelake.worker.spark.settings import SparkSettings
@@ -65,11 +65,12 @@ class SparkLife:
         """Returns once it listens, refuses strangers and answers us; nothing is left behind otherwise."""
         token = secrets.token_urlsafe(32)
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        log = ProgramLog(birth.log, lambda line: _note_port(line, port))
+        told = msgspec.json.encode(launch(birth, token))
+        log = ProgramLog(birth.log, lambda line: _note_port(line, port), told)
         try:
             program = await host.start_program(
                 [sys.executable, "-m", "tracelake.worker.spark.launch"],
-                environment(birth, token, os.environ),
+                environment(birth, os.environ),
                 log=log.write_fd,
                 cwd=birth.folder.parent,
             )
@@ -128,7 +129,15 @@ class SparkLife:
         await _require_refusal(self._target)
         self._rpc = SparkRpc(self._target)
         await self._rpc.version(_FIRST_ANSWER)
+        await self._forget_secrets()
         self._warming = asyncio.create_task(self._warm_up(self._rpc))
+
+    async def _forget_secrets(self) -> None:
+        try:
+            await asyncio.to_thread(forget_secrets, self._birth.folder)
+        except OSError as error:
+            why = f"the file with the Spark server's token can't be removed: {error.strerror}"
+            raise Unavailable("SparkUnprotected", why) from None
 
     async def _warm_up(self, rpc: SparkRpc) -> None:
         """The first query loads some thousand classes: better now than in somebody's task."""
@@ -143,25 +152,28 @@ class SparkLife:
         return f"the Spark server ended with {code}: {self._log.tail() or 'without a word'}"
 
 
-def environment(birth: Birth, token: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """All that the server knows of its surroundings: nothing of the worker's is passed on unnamed."""
-    settings, folder = birth.settings, birth.folder
-    launch = Launch(
-        folder=str(folder),
+def launch(birth: Birth, token: str) -> Launch:
+    settings = birth.settings
+    return Launch(
+        folder=str(birth.folder),
         java=settings.java,
         java_options=settings.java_options,
         driver_memory=settings.driver_memory,
-        conf=server_conf(settings, folder, birth.python_path),
+        conf=server_conf(settings, birth.folder, birth.python_path),
+        secrets=server_secrets(settings, token),
     )
+
+
+def environment(birth: Birth, inherited: Mapping[str, str]) -> dict[str, str]:
+    """All that the server knows of its surroundings: nothing of the worker's is passed on unnamed. No secret."""
+    settings, folder = birth.settings, birth.folder
     told = {
         "HOME": str(folder),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": birth.python_path,
-        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
         "SPARK_LOCAL_DIRS": str(folder / "scratch"),
         "SPARK_USER": "tracelake",
-        LAUNCH: msgspec.json.encode(launch).decode(),
     }
     if settings.runs_here:
         told["SPARK_LOCAL_IP"] = LOOPBACK

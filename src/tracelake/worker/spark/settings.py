@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 from urllib.parse import unquote, urlsplit
 
 import orjson
@@ -27,6 +27,17 @@ _PACKAGE = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+")
 _LEAST_MEMORY = 512 * 1024**2
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
+TEXT_MEANS_WHAT_IT_SAYS: Final = {
+    # Spark would put variables of its process, properties of its Java and its own settings into a text.
+    "spark.sql.variable.substitute": "false",
+    # ``parquet.`/some/file` `` would be a table.
+    "spark.sql.runSQLOnFiles": "false",
+    # Names and strings are read as their quotes say.
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+}
+"""Of every session, and not to be changed by a worker's settings. ``sql_transform`` sets them once more itself."""
 # The server's boundary, and what the worker relies on to find and to supervise it.
 _OURS = (
     "spark.connect.authenticate",
@@ -42,6 +53,8 @@ _OURS = (
     "spark.remote",
     "spark.submit.deployMode",
     "spark.ui.enabled",
+    *TEXT_MEANS_WHAT_IT_SAYS,
+    "spark.sql.parser.escapedStringLiterals",
 )
 # Executors on other machines have to reach the driver; those on this one don't need more than the loopback.
 _OURS_HERE = ("spark.authenticate", "spark.driver.bindAddress", "spark.driver.host")

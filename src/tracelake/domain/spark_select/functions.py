@@ -56,11 +56,3 @@ _OTHER = """
 ALLOWED = frozenset(
     name for group in (_AGGREGATE, _WINDOW, _NUMBER, _TEXT, _TIME, _NESTED, _OTHER) for name in group.split()
 )
-
-_LANGUAGE = """
-    all and array as between by case cube decimal distinct else except exists filter from group grouping having
-    ilike in intersect interval is join like limit map not offset on or over qualify rlike rollup select sets struct
-    then union using values varchar when where with within
-"""
-LANGUAGE = frozenset(_LANGUAGE.split())
-"""Words of the language itself that may stand before a parenthesis."""
