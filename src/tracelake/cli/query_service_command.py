@@ -36,8 +36,8 @@ Limits of one query come from the environment: `TRACELAKE_QUERY_SECONDS` (30), `
 one waits for a slot, and how many may: `TRACELAKE_QUERY_WAIT_SECONDS` (10), `TRACELAKE_QUERY_QUEUE` (64).
 
 Exported files lie in `exports` of the home (`TRACELAKE_EXPORT_ROOT`), which is the service's own, and are removed
-after `TRACELAKE_QUERY_EXPORT_HOURS` (24). One user or task has `TRACELAKE_QUERY_EXPORT_QUOTA_FILES` (100) of them at
-most, with `TRACELAKE_QUERY_EXPORT_QUOTA_BYTES`; all of them have `TRACELAKE_QUERY_EXPORT_TOTAL_BYTES`.
+after `TRACELAKE_QUERY_EXPORT_HOURS` (24). One user or task has `TRACELAKE_QUERY_EXPORT_QUOTA_FILES` (100) of them
+at most, with `TRACELAKE_QUERY_EXPORT_QUOTA_BYTES`; all of them have `TRACELAKE_QUERY_EXPORT_TOTAL_BYTES`.
 
 Examples:
 

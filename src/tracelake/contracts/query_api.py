@@ -19,8 +19,8 @@ Values in JSON, by DuckDB type:
 
 In Arrow and Parquet a value is the same or the query is refused (``INVALID_QUERY``), never another: HUGEINT is
 decimal(38, 0), and a value of 39 digits is refused, as is the time 24:00:00; INTERVAL, BIT, BIGNUM and TIME WITH
-TIME ZONE are text, but Parquet takes no INTERVAL and no UNION (``ExportUnsupported``). Infinite days and instants are
-DuckDB's: the largest number of either sign.
+TIME ZONE are text, but Parquet takes no INTERVAL and no UNION (``ExportUnsupported``). Infinite days and instants
+are DuckDB's: the largest number of either sign.
 
 Parameters are JSON as well: numbers, text, booleans, null, lists of these, and ``{"blob": "0x…"}`` for bytes, so
 that a hash that one query gave can be asked for by the next. ``to_wire`` and ``from_wire`` go back and forth.
@@ -113,8 +113,8 @@ class QueryResponse(Struct, frozen=True):
 
 
 class QueryExported(Struct, frozen=True):
-    """``download`` is the path to fetch the Parquet file by, with the same credential, until ``expires_at``; then it
-    is removed. ``location`` is where it lies: the Query Service's user alone can open it there."""
+    """``download`` is the path to fetch the Parquet file by, with the same credential, until ``expires_at``; then
+    it is removed. ``location`` is where it lies: the Query Service's user alone can open it there."""
 
     location: str
     row_count: int

@@ -153,7 +153,7 @@ class Task:
 
         Each is a table under ``table(index)``, in the version that the task was given. ``params`` are a list for
         ``?``, or a mapping for ``$name``; ``bytes`` are compared with binary columns, which come back as "0x…".
-        ``export`` puts all rows into a Parquet file instead and answers with its ``query_id``: ``exported`` reads it.
+        ``export`` puts all rows into a Parquet file instead and answers with its ``query_id``, for ``exported``.
         """
         asked = {"sql": sql, "params": _params(params), "limit": limit, "export": export or None}
         body = {name: value for name, value in asked.items() if value is not None}

@@ -24,8 +24,8 @@ _MAX_SCHEMAS = 4096
 
 
 class ColdFiles:
-    """Calls block, so they are made in threads. Columns are remembered by what the file system says of the file that
-    was opened, never by what somebody says of its content: a manifest may claim any schema, also another dataset's."""
+    """Calls block, so they are made in threads. Columns are remembered by what the file system says of the file
+    that was opened, never by what somebody says of its content: a manifest may claim another dataset's schema."""
 
     def __init__(self, object_root: Path) -> None:
         self._store = DirectoryStore(object_root)

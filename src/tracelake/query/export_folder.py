@@ -6,8 +6,8 @@
       .writing/{random}                          locked by whoever writes it
 
 It isn't among the objects, which operators see. Names are made of ids alone, never of what a caller wrote. A caller
-has so many files and bytes there, those that are being written included; a task's attempts share what is the task's.
-After ``hours`` a file is removed, whether it was fetched or not. What a crash leaves behind is a file in
+has so many files and bytes there, those that are being written included; the attempts of a task share them.
+After some hours a file is removed, whether it was fetched or not. What a crash leaves behind is a file in
 ``.writing`` that nobody has locked; no lock outlives its process, so it can be told from one that is being written.
 
 Calls block, so they are made in threads.
@@ -22,6 +22,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -262,7 +263,7 @@ class ExportFolder:
         """What is old counts no more, removed or not."""
         used = _Used()
         folder = self.root / owner.kind / str(owner.owner_id)
-        folders = [folder] if owner.attempt is None else [each for each in _folders(folder)]
+        folders = [folder] if owner.attempt is None else list(_folders(folder))
         for each in folders:
             for _, found in _files(each):
                 if not self._is_old(found):
@@ -284,10 +285,8 @@ class ExportFolder:
 
     def _own_folder(self, folder: Path) -> None:
         """Made if it isn't there. One that somebody else put there isn't used."""
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(mode=_FOLDER_MODE, parents=folder == self.root)
-        except FileExistsError:
-            pass
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             log.error("the folder for exports isn't the service's own", folder=str(folder))

@@ -46,38 +46,44 @@ class ColumnType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _PLAIN = frozenset(
-    [
-        "boolean",
-        "tinyint",
-        "smallint",
-        "integer",
-        "bigint",
-        "utinyint",
-        "usmallint",
-        "uinteger",
-        "ubigint",
-        "float",
-        "double",
-        "decimal",
-        "varchar",
-        "blob",
-        "date",
-        "timestamp",
-        "timestamp_s",
-        "timestamp_ms",
-        "timestamp_ns",
-        "uuid",
-        "enum",
-        "null",
-        "hugeint",
-        "uhugeint",
-        "time",
-        "time_ns",
-        "bit",
-        "bignum",
-        "interval",
-    ]
-) | {"timestamp with time zone", "time with time zone"}
+    (
+        *(
+            "boolean",
+            "tinyint",
+            "smallint",
+            "integer",
+            "bigint",
+            "hugeint",
+            "utinyint",
+            "usmallint",
+            "uinteger",
+        ),
+        *(
+            "ubigint",
+            "uhugeint",
+            "bignum",
+            "float",
+            "double",
+            "decimal",
+            "varchar",
+            "blob",
+            "bit",
+            "uuid",
+            "enum",
+        ),
+        *(
+            "date",
+            "time",
+            "time_ns",
+            "time with time zone",
+            "interval",
+            "timestamp",
+            "timestamp_s",
+            "timestamp_ms",
+        ),
+        *("timestamp_ns", "timestamp with time zone", "null"),
+    )
+)
 _NESTED = frozenset({"list", "array", "struct", "tuple", "map", "union"})
 
 _ALWAYS = dict.fromkeys(("bit", "bignum", "interval", "time with time zone"), _TEXT)

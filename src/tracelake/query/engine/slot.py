@@ -123,10 +123,11 @@ class Slot:
         row_bytes: int = DEFAULT_BYTES,
         form: ResultForm = ResultForm.ARROW,
     ) -> QueryResult:
-        """Run what was parsed, for a result of this form. Once it returns, the relations may be closed. Raises Invalid, and so does going
-        through the batches: ``QueryFailed`` (the engine's own complaint), ``QueryTimeout``, ``QueryOutOfMemory``,
-        ``QueryCrashed``, ``TooManyFiles``, ``ResultTooWide``, ``ResultTooLarge`` (a single row, of more than
-        ``row_bytes``). What is beyond ``max_rows`` or ``max_bytes`` is left out, and ``truncated`` says so."""
+        """Run what was parsed, for a result of this form. Once it returns, the relations may be closed. Raises
+        Invalid, and so does going through the batches: ``QueryFailed`` (the engine's own complaint),
+        ``QueryTimeout``, ``QueryOutOfMemory``, ``QueryCrashed``, ``TooManyFiles``, ``ResultTooWide``,
+        ``ResultTooLarge`` (a single row, of more than ``row_bytes``). What is beyond ``max_rows`` or ``max_bytes``
+        is left out, and ``truncated`` says so."""
         self._expect(_State.PARSED)
         descriptors = [fd for relation in relations for fd in (*relation.files, *relation.tables)]
         if len(descriptors) > most_descriptors():
