@@ -156,10 +156,12 @@ def _wire_value(value: Any, where: str) -> Any:
 
 
 def from_wire(params: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """What to bind; ``Invalid`` for an object that isn't a blob."""
+    """What to bind; ``Invalid`` for an object that isn't a blob, and for names that the engine takes for one."""
     if params is None:
         return None
     if isinstance(params, dict):
+        if len({name.lower() for name in params}) < len(params):
+            raise Invalid("InvalidParams", "params: two names differ by upper and lower case only")
         return {name: _bound(value, f"params.{name}") for name, value in params.items()}
     return [_bound(value, f"params[{index}]") for index, value in enumerate(params)]
 
