@@ -4,7 +4,7 @@ Judged by the engine alone. Its connection here is an open one: files can be rea
 about. An accepted query is planned without optimizers, so that nothing is folded away, and its plan may scan
 attached tables only and call functions of the list only, those that change from call to call only if the query
 calls them by name; then it is run, and no canary may be in plan or answer. Names in the queries are often those of
-something else: a CTE, an alias, a column or a lambda's variable that is called like a function allows no call of it.
+something else: a CTE, alias, column or lambda variable that is called like a function allows no call of it.
 """
 
 from __future__ import annotations
