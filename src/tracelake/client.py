@@ -49,6 +49,7 @@ from tracelake.contracts.explain import RangeExplanation, TaskExplanation
 from tracelake.contracts.query_api import (
     ARROW_STREAM,
     MAX_LIMIT,
+    USER_EXPORTS_PATH,
     USER_QUERY_PATH,
     QueryExported,
     QueryRequest,
@@ -94,6 +95,7 @@ _CLASSES: Mapping[int, type[errors.TracelakeError]] = {
         errors.NotFound,
         errors.Conflict,
         errors.TooLarge,
+        errors.OverQuota,
         errors.Invalid,
         errors.BadRequest,
         errors.Unavailable,
@@ -193,9 +195,22 @@ class Client:
         return self._post(USER_QUERY_PATH, QueryResponse, request, timeout=_QUERY_TIMEOUT)
 
     def export_query(self, sql: str, params: Params | None = None) -> QueryExported:
-        """All rows into a Parquet file in the installation's object store."""
+        """All rows into a Parquet file that the installation keeps for a day; ``download_export`` fetches it."""
         request = QueryRequest(sql=sql, params=to_wire(params), export=True)
         return self._post(USER_QUERY_PATH, QueryExported, request, timeout=_QUERY_TIMEOUT)
+
+    def download_export(self, exported: QueryExported | UUID, path: str | Path) -> None:
+        """The file that ``export_query`` made, as a file of one's own; ``NotFound`` once its time is over."""
+        query_id = exported if isinstance(exported, UUID) else exported.query_id
+        params = {"query_id": str(query_id)}
+        asked = self._http.stream("GET", USER_EXPORTS_PATH, params=params, timeout=_QUERY_TIMEOUT)
+        with self._explained(), asked as answer:
+            if not answer.is_success:
+                answer.read()
+                raise self._refusal(answer)
+            with open(path, "wb") as file:
+                for piece in answer.iter_bytes():
+                    file.write(piece)
 
     def deploy(self, yaml: bytes) -> tuple[DeployResponse, bool]:
         """What is active now, and whether this file was new."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -95,6 +96,18 @@ async def test_body_and_headers_go_there_and_the_answer_comes_back_as_it_is(ctx:
         upstream.headers = [(b"content-type", b"application/problem+json")]
         refused = await person.post("/v1/query", json=BODY)
         assert (refused.status_code, refused.json()) == (422, {"reason": "InvalidQuery"})
+
+
+async def test_an_exported_file_is_fetched_by_the_same_credential(ctx: StepContext) -> None:
+    upstream = Upstream()
+    async with served(upstream) as url, user_port(ctx, url) as person:
+        answer = await person.get(f"/v1/exports?query_id={UUID(int=7)}")
+        assert (answer.status_code, answer.content) == (200, b"onetwothree")
+        [(headers, body)] = upstream.asked
+        assert (headers[b"authorization"].decode(), body) == (person.headers["authorization"], b"")
+        for query in ("", "?query_id=../x", f"?query_id={UUID(int=7)}&more=1"):
+            assert (await person.get(f"/v1/exports{query}")).status_code in (400, 422), query
+        assert len(upstream.asked) == 1
 
 
 async def test_strangers_and_malformed_requests_are_refused_here(ctx: StepContext) -> None:

@@ -263,7 +263,7 @@ async def eventually_metric(port: QueryPort, line: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_export_is_a_complete_file_in_the_callers_own_prefix(port: QueryPort) -> None:
+async def test_an_export_is_a_complete_file_in_the_callers_own_folder(port: QueryPort) -> None:
     many = GROUP_ROWS * 2 + 5
     sql = f"SELECT unnest(generate_series(1, {many})) AS n, 'x' AS s"
     body = (await port.ask(sql, export=True)).json()
@@ -280,13 +280,14 @@ async def test_an_export_is_a_complete_file_in_the_callers_own_prefix(port: Quer
     assert claim.capability_token is not None
     answer = await port.ask_as(claim.capability_token, "SELECT * FROM input_1", export=True)
     assert f"/exports/tasks/{claim.task_id}/1/" in answer.json()["location"]
+    assert not list(port.settings.object_root.glob("exports*"))
     refused = await port.ask("SELECT INTERVAL 1 DAY AS d", export=True)
     assert (refused.status_code, refused.json()["reason"]) == (422, "ExportUnsupported")
     assert "'d' is INTERVAL" in refused.json()["detail"]
     failed = await port.ask("SELECT CAST(hash::varchar AS int) FROM transfers", export=True)
     assert failed.status_code == 422
-    assert not list(port.settings.object_root.glob(".tmp-*"))
-    assert len(list(port.settings.object_root.glob("exports/**/*.parquet"))) == 2
+    assert not list(port.settings.exports.glob(".writing/*"))
+    assert len(list(port.settings.exports.glob("**/*.parquet"))) == 2
 
 
 async def test_results_beyond_their_bytes_are_cut_and_exports_refused(tight: QueryPort) -> None:
@@ -298,22 +299,23 @@ async def test_results_beyond_their_bytes_are_cut_and_exports_refused(tight: Que
     assert len(answer.content) < 150_000
     stream = await tight.ask(sql, limit=100_000, accept=ARROW_STREAM)
     assert stream.headers["x-trace-truncated"] == "true"
-    before = set(tight.settings.object_root.rglob("*"))
+    before = set(tight.settings.exports.rglob("*.parquet"))
     refused = await tight.ask(sql, export=True)
     assert (refused.status_code, refused.json()["reason"]) == (422, "ExportTooLarge")
-    assert set(tight.settings.object_root.rglob("*")) == before
+    assert set(tight.settings.exports.rglob("*.parquet")) == before
+    assert not list(tight.settings.exports.glob(".writing/*"))
 
 
 async def test_a_query_that_cannot_be_audited_has_no_answer(port: QueryPort) -> None:
-    before = set(port.settings.object_root.rglob("*.parquet"))
+    before = set(port.settings.exports.rglob("*.parquet"))
     await port.talk.query("REVOKE INSERT ON catalog.query_audit FROM tracelake_audit")
     try:
         answer = await port.ask("SELECT value FROM transfers")
         assert (answer.status_code, answer.json()["reason"]) == (503, "AuditUnavailable")
         exported = await port.ask("SELECT value FROM transfers", export=True)
         assert exported.status_code == 503
-        assert set(port.settings.object_root.rglob("*.parquet")) == before
-        assert not list(port.settings.object_root.glob(".tmp-*"))
+        assert set(port.settings.exports.rglob("*.parquet")) == before
+        assert not list(port.settings.exports.glob(".writing/*"))
         ready = await port.http.get("/readyz")
         assert (ready.status_code, "audit" in ready.json()["detail"]) == (503, True)
     finally:

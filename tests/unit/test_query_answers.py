@@ -12,7 +12,10 @@ import pytest
 
 from tracelake.contracts.query_api import ARROW_STREAM
 from tracelake.query.answers import JsonForm, wants_arrow
+from tracelake.query.engine.column_types import ColumnType, ResultForm, carried, column_types
 from tracelake.query.json_values import encode_rows
+
+BIGINT = [ColumnType("BIGINT", "bigint")]
 
 
 def in_json(expression: str) -> Any:
@@ -21,9 +24,9 @@ def in_json(expression: str) -> Any:
         connection.execute("SET TimeZone = 'UTC'")
         value = connection.sql("SELECT 1").project(f"{expression} AS x")
         found = value.union(connection.sql("SELECT NULL AS x")).order("x NULLS LAST")
-        types = [str(kind) for kind in found.types]
-        batches = found.to_arrow_table().to_batches()
-    rows = [row for batch in batches for row in json.loads(b"[" + encode_rows(batch, types) + b"]")]
+        columns = column_types(found)
+        batches = carried(found, ResultForm.JSON).to_arrow_table().to_batches()
+    rows = [row for batch in batches for row in json.loads(b"[" + encode_rows(batch, columns) + b"]")]
     assert rows[-1] == [None]
     return rows[0][0]
 
@@ -101,10 +104,10 @@ def test_arrow_is_for_those_who_ask_for_it(accept: str | None, arrow: bool) -> N
 async def test_many_values_in_few_bytes_are_encoded_while_others_are_served(expression: str) -> None:
     with duckdb.connect() as connection:
         found = connection.sql(f"SELECT {expression} AS x")
-        types = [str(kind) for kind in found.types]
+        columns = column_types(found)
         [batch] = found.to_arrow_table().to_batches()
     form = JsonForm(64 * 1024 * 1024)
-    await form.begin(batch.schema, types)
+    await form.begin(batch.schema, columns)
     adding = asyncio.create_task(form.add(batch))
     turns = 0
     while not adding.done():
@@ -116,12 +119,12 @@ async def test_many_values_in_few_bytes_are_encoded_while_others_are_served(expr
 
 async def test_rows_beyond_the_bytes_are_left_out_wherever_they_are_in_a_batch() -> None:
     batch = pa.record_batch({"x": pa.array(range(10_000))})
-    whole = encode_rows(batch, ["BIGINT"])
+    whole = encode_rows(batch, BIGINT)
     for most in (50, 20_000, len(whole) - 1, len(whole) + 8):
         form = JsonForm(most)
-        await form.begin(batch.schema, ["BIGINT"])
+        await form.begin(batch.schema, BIGINT)
         await form.add(batch)
         await form.seal()
         assert form.full == (most < len(whole))
-        assert len(encode_rows(batch.slice(0, form.rows), ["BIGINT"])) <= most
-        assert form.rows == 10_000 or len(encode_rows(batch.slice(0, form.rows + 1), ["BIGINT"])) > most - 8
+        assert len(encode_rows(batch.slice(0, form.rows), BIGINT)) <= most
+        assert form.rows == 10_000 or len(encode_rows(batch.slice(0, form.rows + 1), BIGINT)) > most - 8

@@ -10,9 +10,10 @@ import duckdb
 import orjson
 import pytest
 
+from tracelake.contracts.query_api import from_wire
 from tracelake.domain.errors import Forbidden, Invalid, TracelakeError
 from tracelake.query.engine.gate import SERIALIZE, examine, parse
-from tracelake.query.engine.gate_functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES, VOLATILE
+from tracelake.query.engine.gate_functions import BARE, FUNCTIONS, TABLE_FUNCTIONS, TYPES, VOLATILE
 from tracelake.query.engine.parsed_query import ParsedQuery, RelationUse
 from tracelake.testing.query_attacks import Attack, others, refused_at_the_root, refused_in_disguise
 
@@ -133,12 +134,69 @@ def test_parameters_are_listed_in_their_order(engine: duckdb.DuckDBPyConnection)
     assert parse(engine, "SELECT 1").parameters == ()
 
 
+def test_parameters_are_found_as_the_engine_finds_them(engine: duckdb.DuckDBPyConnection) -> None:
+    """It makes no difference between upper and lower case; two names that differ by nothing else are refused."""
+    use = parse(engine, "SELECT a FROM t WHERE a = $Low", {"low": 5}).relations["t"]
+    assert use == parse(engine, "SELECT a FROM t WHERE a = 5").relations["t"]
+    with pytest.raises(Invalid, match="upper and lower case"):
+        from_wire({"low": 5, "LOW": 6})
+
+
 def test_what_was_found_survives_the_way_from_the_slot(engine: duckdb.DuckDBPyConnection) -> None:
     found = parse(
         engine, "SELECT a FROM t, u WHERE t.b IN (1, 2) AND t.c > 'x' OR t.a IS NULL AND t.b = $1", [True]
     )
     assert found.relations["t"].predicate is not None
     assert ParsedQuery.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        "WITH {f} AS (SELECT 1 AS x) SELECT {call}",
+        "WITH RECURSIVE {f} AS (SELECT {call} AS x UNION ALL SELECT x FROM {f}) SELECT * FROM {f}",
+        "SELECT {call} FROM events AS {f}",
+        "SELECT {call} FROM (SELECT 1 AS {f}) AS t",
+        "SELECT {call} FROM {f}",
+        "SELECT {call} FROM events AS t({f})",
+        "SELECT 1 AS {f}, {call}",
+        "SELECT list_transform([1], lambda {f}: {call})",
+        "SELECT list_transform(['a'], {f})[1], {call}",
+        "SELECT struct_pack({f} := {call})",
+        "SELECT ${f}, {call}",
+        "SELECT count(*) OVER {f}, {call} FROM events WINDOW {f} AS (ORDER BY id)",
+        "SELECT ('a').{f}()",
+        "SELECT ['a'].list_transform(lambda x: x.{f}())",
+        "SELECT * FROM events e, LATERAL (SELECT {call} AS {f}) AS {f}",
+        "SELECT CAST(1 AS STRUCT({f} INT)).{f}, {call}",
+    ],
+)
+@pytest.mark.parametrize("function", ["getenv", "current_setting", "read_text", "nextval", "current_schema"])
+def test_no_name_of_something_else_makes_a_function_allowed(
+    engine: duckdb.DuckDBPyConnection, context: str, function: str
+) -> None:
+    with pytest.raises(Forbidden, match="function"):
+        parse(engine, context.format(f=function, call=f"{function}('a')"))
+
+
+def test_no_bare_name_is_a_function_that_is_not_allowed(engine: duckdb.DuckDBPyConnection) -> None:
+    """The engine takes some names for calls where no column has them."""
+    names = _column(engine, "SELECT function_name FROM duckdb_functions()")
+    names |= _column(engine, "SELECT keyword_name FROM duckdb_keywords()")
+    found = set()
+    for name in names | set(BARE) | {"system_user", "current_path"}:
+        try:
+            kind = engine.sql(f'SELECT "{name}"').types
+        except duckdb.Error:
+            continue
+        assert kind
+        found.add(name)
+        try:
+            parse(engine, f"SELECT {name}")
+            assert name == "user" or BARE[name] in FUNCTIONS, name
+        except Forbidden:
+            assert parse(engine, f"FROM t SELECT t.{name}").relations.keys() == {"t"}, name
+    assert found == {*BARE, "user"}
 
 
 def test_every_hostile_piece_is_refused(engine: duckdb.DuckDBPyConnection) -> None:

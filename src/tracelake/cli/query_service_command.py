@@ -35,6 +35,10 @@ Limits of one query come from the environment: `TRACELAKE_QUERY_SECONDS` (30), `
 `TRACELAKE_QUERY_MAX_ROWS` (1000000), `TRACELAKE_QUERY_RESULT_BYTES`, `TRACELAKE_QUERY_EXPORT_BYTES`; and how long
 one waits for a slot, and how many may: `TRACELAKE_QUERY_WAIT_SECONDS` (10), `TRACELAKE_QUERY_QUEUE` (64).
 
+Exported files lie in `exports` of the home (`TRACELAKE_EXPORT_ROOT`), which is the service's own, and are removed
+after `TRACELAKE_QUERY_EXPORT_HOURS` (24). One user or task has `TRACELAKE_QUERY_EXPORT_QUOTA_FILES` (100) of them
+at most, with `TRACELAKE_QUERY_EXPORT_QUOTA_BYTES`; all of them have `TRACELAKE_QUERY_EXPORT_TOTAL_BYTES`.
+
 Examples:
 
     tracelake query-service --home ./home --port 8602
@@ -44,6 +48,7 @@ Examples:
 
 _FACTS = ("TRACELAKE_CATALOG_DSN", "TRACELAKE_AUDIT_DSN")
 _MAY_BE = ("TRACELAKE_READING_DSN", "TRACELAKE_OBJECT_ROOT", "TRACELAKE_INTERNAL_URL")
+_EXPORT_ROOT = "TRACELAKE_EXPORT_ROOT"
 
 
 def query_service(
@@ -73,6 +78,7 @@ def query_service(
         audit_dsn=facts.audit_dsn,
         reading_dsn=facts.reading_dsn,
         object_root=facts.object_root,
+        export_root=Path(os.environ.get(_EXPORT_ROOT) or home / "exports").absolute(),
         internal_url=facts.internal_url,
         dispatcher_file=home / DISPATCHER_FILE,
         host=host,

@@ -1,19 +1,26 @@
 """The Query Service's wire models: ``POST /v1/task/query`` by capability token, ``POST /v1/query`` for people.
 
 A request is JSON; the answer is JSON (``QueryResponse``), an Arrow IPC stream when ``Accept`` asks for
-``ARROW_STREAM``, or, with ``export``, the place of a Parquet file (``QueryExported``). A query has ended and its
+``ARROW_STREAM``, or, with ``export``, says where a Parquet file can be fetched (``QueryExported``): by ``GET`` of
+``USER_EXPORTS_PATH`` or ``TASK_EXPORTS_PATH``, with the credential that asked. A query has ended and its
 audit row is written before the first byte of an answer, so a 200 is never taken back halfway; an Arrow answer says
 what JSON says beside its rows in three headers: ``QUERY_ID_HEADER``, ``ROW_COUNT_HEADER``, ``TRUNCATED_HEADER``.
 
 Values in JSON, by DuckDB type:
 
-- integers of any width are JSON numbers, HUGEINT included: read them with a parser that keeps them;
+- integers of any width are JSON numbers, HUGEINT and BIGNUM included: read them with a parser that keeps them;
 - DECIMAL is text, exact: ``"12.50"``; FLOAT and DOUBLE are numbers, NaN and the infinities null;
-- BLOB (and BIT) is ``"0x…"``, lower case: hashes and addresses as everybody writes them;
+- BLOB is ``"0x…"``, lower case: hashes and addresses as everybody writes them; BIT is ``"0101"``;
 - TIMESTAMP WITH TIME ZONE is RFC 3339 in UTC, ``"2026-11-02T10:00:00.123456Z"``; TIMESTAMP the same without
-  the Z; DATE ``"2026-11-02"``; TIME ``"10:00:00"``; INTERVAL and UUID are DuckDB's own text;
+  the Z; DATE ``"2026-11-02"``; TIME ``"10:00:00"``; INTERVAL, UUID and TIME WITH TIME ZONE are DuckDB's own
+  text, and so are days and instants before the year 1, ``"0044-03-15 (BC)"``, ``"infinity"`` and ``"-infinity"``;
 - LIST and ARRAY are arrays, STRUCT is an object, MAP an array of ``[key, value]`` pairs, all by the same rules;
 - NULL is null.
+
+In Arrow and Parquet a value is the same or the query is refused (``INVALID_QUERY``), never another: HUGEINT is
+decimal(38, 0), and a value of 39 digits is refused, as is the time 24:00:00; INTERVAL, BIT, BIGNUM and TIME WITH
+TIME ZONE are text, but Parquet takes no INTERVAL and no UNION (``ExportUnsupported``). Infinite days and instants
+are DuckDB's: the largest number of either sign.
 
 Parameters are JSON as well: numbers, text, booleans, null, lists of these, and ``{"blob": "0x…"}`` for bytes, so
 that a hash that one query gave can be asked for by the next. ``to_wire`` and ``from_wire`` go back and forth.
@@ -33,6 +40,9 @@ from tracelake.domain.errors import Invalid
 
 USER_QUERY_PATH = "/v1/query"
 TASK_QUERY_PATH = "/v1/task/query"
+USER_EXPORTS_PATH = "/v1/exports"
+TASK_EXPORTS_PATH = "/v1/task/exports"
+PARQUET = "application/vnd.apache.parquet"
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 QUERY_ID_HEADER = "X-Trace-Query-Id"
@@ -67,13 +77,19 @@ QueryParams = (
 class QueryRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One SELECT. ``params`` in order for ``?`` and ``$1``, by name for ``$name``: numbers, text, booleans, null,
     and lists of these. ``limit`` is the most rows to answer with, at most what the service allows; ``truncated``
-    then says whether there would have been more. ``export`` puts all rows into a Parquet file instead, below the
-    caller's own prefix."""
+    then says whether there would have been more. ``export`` puts all rows into a Parquet file instead, which the
+    caller can fetch for a while."""
 
     sql: Annotated[str, Meta(min_length=1)]
     params: QueryParams | None = None
     limit: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | None = None
     export: bool = False
+
+
+class ExportQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which of the caller's queries; its answer said so."""
+
+    query_id: UUID
 
 
 class QueriedDataset(Struct, frozen=True):
@@ -97,7 +113,8 @@ class QueryResponse(Struct, frozen=True):
 
 
 class QueryExported(Struct, frozen=True):
-    """``location`` is a Parquet file as the object store names it."""
+    """``download`` is the path to fetch the Parquet file by, with the same credential, until ``expires_at``; then
+    it is removed. ``location`` is where it lies: the Query Service's user alone can open it there."""
 
     location: str
     row_count: int
@@ -105,6 +122,8 @@ class QueryExported(Struct, frozen=True):
     query_id: UUID
     truncated: bool = False
     datasets: list[QueriedDataset] = []
+    download: str = ""
+    expires_at: datetime | None = None
 
 
 def to_wire(params: Sequence[Any] | Mapping[str, Any] | None) -> list[Any] | dict[str, Any] | None:
@@ -137,10 +156,12 @@ def _wire_value(value: Any, where: str) -> Any:
 
 
 def from_wire(params: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """What to bind; ``Invalid`` for an object that isn't a blob."""
+    """What to bind; ``Invalid`` for an object that isn't a blob, and for names that the engine takes for one."""
     if params is None:
         return None
     if isinstance(params, dict):
+        if len({name.lower() for name in params}) < len(params):
+            raise Invalid("InvalidParams", "params: two names differ by upper and lower case only")
         return {name: _bound(value, f"params.{name}") for name, value in params.items()}
     return [_bound(value, f"params[{index}]") for index, value in enumerate(params)]
 

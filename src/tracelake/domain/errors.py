@@ -6,6 +6,7 @@
     ├── NotFound            404
     ├── Conflict            409  a lost race or a stale fence; the caller's view is out of date
     ├── TooLarge            413
+    ├── OverQuota           429  the caller has as much as it may have
     ├── Invalid             422  a well-formed request that asks for something impossible
     │   └── InvalidDag      422  with one entry per problem, each with line and field
     ├── BadRequest          400  not even well-formed
@@ -50,6 +51,10 @@ class Conflict(TracelakeError):
 
 class TooLarge(TracelakeError):
     status = 413
+
+
+class OverQuota(TracelakeError):
+    status = 429
 
 
 class Invalid(TracelakeError):

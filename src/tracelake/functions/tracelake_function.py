@@ -153,11 +153,27 @@ class Task:
 
         Each is a table under ``table(index)``, in the version that the task was given. ``params`` are a list for
         ``?``, or a mapping for ``$name``; ``bytes`` are compared with binary columns, which come back as "0x…".
-        ``export`` puts all rows into a Parquet file among the task's own and answers with its ``location``.
+        ``export`` puts all rows into a Parquet file instead and answers with its ``query_id``, for ``exported``.
         """
         asked = {"sql": sql, "params": _params(params), "limit": limit, "export": export or None}
         body = {name: value for name, value in asked.items() if value is not None}
         return self._call("query", body, fenced=False, seconds=_QUERY_SECONDS)
+
+    def exported(self, query_id: str) -> bytes:
+        """The Parquet file of a query with ``export``, while this attempt lasts."""
+        request = urllib.request.Request(  # the address is the platform's own
+            f"{self._url}/v1/task/exports?query_id={query_id}",
+            headers={"X-Trace-Task-Capability": self._token},
+        )
+        try:
+            with self._opener.open(request, timeout=_QUERY_SECONDS) as answer:
+                content: bytes = answer.read()
+                return content
+        except urllib.error.HTTPError as refused:
+            with refused:
+                raise _refusal(refused.code, refused.read()) from None
+        except OSError as lost:
+            raise TaskError(503, "Unreachable", f"/v1/task/exports: {lost}") from None
 
     def publish(
         self, dataset: str, records: Iterable[Mapping[str, Any]], schema_hash: str | None = None

@@ -8,8 +8,7 @@ in, or a comparison that SQL would see otherwise, is simply left to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import Any, assert_never
 
 import pyarrow as pa
@@ -87,19 +86,25 @@ def _compare_columns(
 
 
 def _literal(type_: pa.DataType, value: Any) -> sql.Composable:
-    """A literal with the type that it is compared in. COPY takes no parameters."""
-    kind = kind_of(type_)
+    """A literal with the type that it is compared in. COPY takes no parameters.
+
+    Always text with a cast: a bare number has a type and signs of its own, and ``-9223372036854775808::bigint`` is
+    the negative of a number that no bigint is."""
     if isinstance(value, datetime):
         zone = "timestamptz" if type_.tz else "timestamp"
-        at = value.astimezone(UTC) if type_.tz else value.replace(tzinfo=None)
+        # With its own zone: in UTC it may be in a year that Python has not.
+        at = value if type_.tz else value.replace(tzinfo=None)
         return sql.SQL("{}::{}").format(sql.Literal(at.isoformat()), sql.SQL(zone))
-    if isinstance(value, date | Decimal):
-        value = str(value)
-    elif isinstance(value, bytes):
-        value = "\\x" + value.hex()
-    elif isinstance(value, float):
-        value = repr(value)
-    return sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(_TYPES[kind]))
+    match value:
+        case bytes():
+            text = "\\x" + value.hex()
+        case float():
+            text = repr(value)
+        case bool():
+            text = "true" if value else "false"
+        case _:
+            text = str(value)
+    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(_TYPES[kind_of(type_)]))
 
 
 def _all(terms: Sequence[sql.Composable | None]) -> sql.Composable | None:

@@ -23,6 +23,7 @@ from tracelake.contracts.query_api import (
     TRUNCATED_HEADER,
     QueriedDataset,
 )
+from tracelake.query.engine.column_types import ColumnType, ResultForm
 from tracelake.query.engine.weight import weight
 from tracelake.query.json_values import encode_row, encode_rows, plain_rows
 from tracelake.serving.answer import JSON, Answer
@@ -43,12 +44,13 @@ class Facts:
 
 
 class Form(Protocol):
+    kind: ResultForm
     rows: int
     """How many it has taken."""
     full: bool
     """It has had to leave rows out to stay within its limit."""
 
-    async def begin(self, schema: pa.Schema, types: Sequence[str]) -> None: ...
+    async def begin(self, schema: pa.Schema, columns: Sequence[ColumnType]) -> None: ...
 
     async def add(self, batch: pa.RecordBatch) -> None: ...
 
@@ -64,17 +66,20 @@ class Form(Protocol):
 
 
 class JsonForm:
+    kind = ResultForm.JSON
+
     def __init__(self, most_bytes: int) -> None:
         self.rows = 0
         self.full = False
         self._left = most_bytes
         self._pieces: list[bytes] = []
         self._head = b""
-        self._types: Sequence[str] = ()
+        self._columns: Sequence[ColumnType] = ()
 
-    async def begin(self, schema: pa.Schema, types: Sequence[str]) -> None:
-        self._types = types
-        self._head = msgspec.json.encode({"columns": schema.names, "types": list(types)})[:-1]
+    async def begin(self, schema: pa.Schema, columns: Sequence[ColumnType]) -> None:
+        self._columns = columns
+        types = [column.name for column in columns]
+        self._head = msgspec.json.encode({"columns": schema.names, "types": types})[:-1]
 
     async def add(self, batch: pa.RecordBatch) -> None:
         if self.full or not batch.num_rows:
@@ -87,7 +92,7 @@ class JsonForm:
     def _add(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, ROWS_AT_ONCE):
             some = batch.slice(start, ROWS_AT_ONCE)
-            encoded = encode_rows(some, self._types)
+            encoded = encode_rows(some, self._columns)
             if len(encoded) > self._left:
                 self.full = True
                 self._keep_first(some)
@@ -95,7 +100,7 @@ class JsonForm:
             self._keep(encoded, some.num_rows)
 
     def _keep_first(self, batch: pa.RecordBatch) -> None:
-        for row in plain_rows(batch, self._types):
+        for row in plain_rows(batch, self._columns):
             encoded = encode_row(row)
             if len(encoded) > self._left:
                 return
@@ -124,6 +129,8 @@ class JsonForm:
 
 
 class ArrowForm:
+    kind = ResultForm.ARROW
+
     def __init__(self, most_bytes: int) -> None:
         self.rows = 0
         self.full = False
@@ -131,7 +138,7 @@ class ArrowForm:
         self._into = io.BytesIO()
         self._stream: pa.RecordBatchStreamWriter | None = None
 
-    async def begin(self, schema: pa.Schema, types: Sequence[str]) -> None:
+    async def begin(self, schema: pa.Schema, columns: Sequence[ColumnType]) -> None:
         self._stream = pa.ipc.new_stream(self._into, schema)
 
     async def add(self, batch: pa.RecordBatch) -> None:

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from tracelake.domain.errors import Unavailable
-from tracelake.objects.directory import DirectoryStore
 from tracelake.query.audit import AuditLog
 from tracelake.query.authentication import (
     JWKS_PATH,
@@ -29,6 +28,8 @@ from tracelake.query.authentication import (
 )
 from tracelake.query.catalog import Catalog
 from tracelake.query.engine.slots import Slots
+from tracelake.query.export import collect_exports
+from tracelake.query.export_folder import ExportFolder
 from tracelake.query.metrics import QueryMetrics
 from tracelake.query.open_relation import RelationOpener
 from tracelake.query.routes import QUERY_ROUTES
@@ -100,9 +101,11 @@ async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, 
         _say_what_confines(slots)
         metrics = QueryMetrics(registry)
         metrics.watch_slots(slots.count, lambda: slots.free)
-        objects = DirectoryStore(settings.object_root)
         opener = RelationOpener(catalog, hot, settings.object_root)
-        runner = QueryRunner(slots, opener, audit, objects, settings.limits, metrics)
+        exports = ExportFolder(settings.exports, limits, earlier=settings.object_root / "exports")
+        collecting = asyncio.create_task(collect_exports(exports))
+        stack.push_async_callback(_end, collecting)
+        runner = QueryRunner(slots, opener, audit, exports, settings.limits, metrics)
         clock = CatalogClock(catalog.now)
         keys = JwksCache(JWKS_PATH, key_fetcher(http, partial(find_dispatcher, settings)))
         authenticators: dict[Identity, Authenticator] = {
@@ -130,6 +133,12 @@ async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, 
             ),
             runner,
         )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def describe() -> bytes:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 import httpx
 from litestar.types import Scope
 
-from tracelake.contracts.token_claims import TokenClaims
 from tracelake.domain.errors import Unauthenticated, Unavailable
 from tracelake.query.caller import Caller, TaskCaller, UserCaller
 from tracelake.serving.identity import bearer_token, capability_token
@@ -31,10 +30,7 @@ Now = Callable[[], Awaitable[datetime]]
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """``scratch`` is where an attempt may keep what it makes, if its token says so."""
-
     caller: Caller
-    scratch: str | None = None
 
 
 class CatalogClock:
@@ -71,7 +67,7 @@ class TaskAuthenticator:
         claims = await self._keys.verify(
             token, audience=self._audience, issuer=self._issuer, now=await self._now()
         )
-        return Asker(TaskCaller.of(claims), _scratch(claims))
+        return Asker(TaskCaller.of(claims))
 
 
 class UserAuthenticator:
@@ -102,7 +98,3 @@ def key_fetcher(
             return document
 
     return fetch
-
-
-def _scratch(claims: TokenClaims) -> str | None:
-    return claims.s3.scratch[0] if claims.s3.scratch else None

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,12 +24,12 @@ _MAX_SCHEMAS = 4096
 
 
 class ColdFiles:
-    """Calls block, so they are made in threads. Columns are remembered: a file never changes, and a version's files
-    have one schema."""
+    """Calls block, so they are made in threads. Columns are remembered by what the file system says of the file
+    that was opened, never by what somebody says of its content: a manifest may claim another dataset's schema."""
 
     def __init__(self, object_root: Path) -> None:
         self._store = DirectoryStore(object_root)
-        self._schemas: OrderedDict[str, pa.Schema] = OrderedDict()
+        self._schemas: OrderedDict[tuple[int, ...], pa.Schema] = OrderedDict()
 
     def open(self, files: Sequence[ColdFile]) -> list[int]:
         """Descriptors for reading, in the files' order; all of them or none."""
@@ -42,22 +43,15 @@ class ColdFiles:
         return opened
 
     def columns(self, file: ColdFile) -> pa.Schema:
-        key = file.schema_hash or file.location
-        known = self._schemas.get(key)
-        if known is None:
-            known = self._read_columns(file)
-            self._schemas[key] = known
-            while len(self._schemas) > _MAX_SCHEMAS:
-                self._schemas.popitem(last=False)
-        return known
-
-    def _read_columns(self, file: ColdFile) -> pa.Schema:
         with os.fdopen(self._open(file), "rb") as content:
-            try:
-                return pq.read_schema(content).remove_metadata()
-            except (pa.ArrowInvalid, OSError) as error:
-                log.error("a committed file can't be read", location=file.location, error=str(error))
-                raise Unavailable("FileUnreadable", "a committed file can't be read") from error
+            found = os.fstat(content.fileno())
+            key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            known = self._schemas.get(key)
+            if known is None:
+                known = self._schemas[key] = _read_columns(content, file)
+                while len(self._schemas) > _MAX_SCHEMAS:
+                    self._schemas.popitem(last=False)
+            return known
 
     def _open(self, file: ColdFile) -> int:
         location = ObjectLocation.parse(file.location)
@@ -73,3 +67,11 @@ class ColdFiles:
             raise Unavailable("FileMissing", "a committed file of the dataset is gone") from error
         except OSError as error:
             raise Unavailable("ObjectsUnavailable", f"a file can't be opened: {error.strerror}") from error
+
+
+def _read_columns(content: BinaryIO, file: ColdFile) -> pa.Schema:
+    try:
+        return pq.read_schema(content).remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        log.error("a committed file can't be read", location=file.location, error=str(error))
+        raise Unavailable("FileUnreadable", "a committed file can't be read") from error

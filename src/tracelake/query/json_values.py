@@ -1,11 +1,14 @@
 """Rows of a result as JSON, by the rules of ``contracts.query_api``.
 
 A column is turned into plain values at once and by its type, never value by value where Arrow can do it; rows are
-put together and encoded batch by batch, so that the Python values of one batch alone are in memory.
+put together and encoded batch by batch, so that the Python values of one batch alone are in memory. Values that
+Arrow has no exact type for come as the engine's text (``engine.column_types``); days and instants come as numbers,
+of which Arrow writes those of its own calendar, and the others are written here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,33 +17,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as is_
 
+from tracelake.query.engine.column_types import ColumnType
+
 Values: TypeAlias = list[Any]
 _encode = msgspec.json.Encoder().encode
 
-_FOREVER = 2**63 - 1
 _AT_ONCE = 8192
+_PLAIN = ColumnType("", "varchar")
+_WHOLE = re.compile(r"-?[0-9]+")
+_DAY_SECONDS = 86_400
+#: Days from 1970-01-01 to 0001-01-01 and to 10000-01-01.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_897
+_FOREVER_DAY, _FOREVER = 2**31 - 1, 2**63 - 1
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FRACTION_DIGITS = {"time": 6, "time_ns": 9}
 
 
-def encode_rows(batch: pa.RecordBatch, types: Sequence[str]) -> bytes:
-    """The rows as JSON arrays with commas between them; ``types`` are DuckDB's names of the columns' types."""
-    return _encode(plain_rows(batch, types))[1:-1]
+def encode_rows(batch: pa.RecordBatch, columns: Sequence[ColumnType]) -> bytes:
+    """The rows as JSON arrays with commas between them; ``columns`` are their types as the engine has them."""
+    return _encode(plain_rows(batch, columns))[1:-1]
 
 
-def plain_rows(batch: pa.RecordBatch, types: Sequence[str]) -> list[tuple[Any, ...]]:
-    columns = [plain_values(batch.column(at), name) for at, name in enumerate(types)]
-    return list(zip(*columns, strict=True))
+def plain_rows(batch: pa.RecordBatch, columns: Sequence[ColumnType]) -> list[tuple[Any, ...]]:
+    values = [plain_values(batch.column(at), column) for at, column in enumerate(columns)]
+    return list(zip(*values, strict=True))
 
 
 def encode_row(row: tuple[Any, ...]) -> bytes:
     return _encode(row)
 
 
-def plain_values(array: pa.Array, name: str) -> Values:
-    """``name`` is the column's DuckDB type: Arrow has one kind for what are several there."""
+def plain_values(array: pa.Array, column: ColumnType) -> Values:
+    """``column`` is the type in the engine: Arrow has one kind for what are several there."""
     kind = array.type
     for applies, convert in _RULES:
         if applies(kind):
-            return convert(array, name)
+            return convert(array, column)
     return _listed(array)
 
 
@@ -55,41 +67,101 @@ def _listed(array: pa.Array) -> Values:
     return values
 
 
-def _decimals(array: pa.Array, name: str) -> Values:
-    """HUGEINT comes as a decimal without digits behind the point, as DECIMAL(38,0) does."""
-    text = _listed(pc.cast(array, pa.string()))
-    if "HUGEINT" not in name or array.type.scale:
-        return text
-    return [None if value is None else int(value) for value in text]
+def _texts(array: pa.Array, column: ColumnType) -> Values:
+    match column.kind:
+        case "hugeint" | "uhugeint" | "bignum":
+            return [None if text is None else _number(text) for text in _listed(array)]
+        case "time" | "time_ns":
+            digits = _FRACTION_DIGITS[column.kind]
+            return [None if text is None else _clock(text, digits) for text in _listed(array)]
+        case _:
+            return _listed(array)
 
 
-def _bytes(array: pa.Array, _: str) -> Values:
+def _number(text: str) -> msgspec.Raw:
+    """All digits, however many: Python reads no more than some thousands of them."""
+    if not _WHOLE.fullmatch(text):
+        raise ValueError("not a whole number")
+    return msgspec.Raw(text.encode())
+
+
+def _clock(text: str, digits: int) -> str:
+    whole, point, fraction = text.partition(".")
+    return f"{whole}.{fraction.ljust(digits, '0')}" if point else whole
+
+
+def _decimals(array: pa.Array, _: ColumnType) -> Values:
+    return _listed(pc.cast(array, pa.string()))
+
+
+def _bytes(array: pa.Array, _: ColumnType) -> Values:
     return [None if value is None else f"0x{value.hex()}" for value in _listed(array)]
 
 
-def _timestamps(array: pa.Array, _: str) -> Values:
+def _timestamps(array: pa.Array, _: ColumnType) -> Values:
     zone = "Z" if array.type.tz else ""
-    plain = array.cast(pa.timestamp(array.type.unit))
-    text = _trimmed(pc.cast(plain, pa.string()))
-    shown = pc.binary_join_element_wise(pc.replace_substring(text, " ", "T", max_replacements=1), zone, "")
-    return _endless(shown, array.cast(pa.int64()))
+    day = _DAY_SECONDS * _PER_SECOND[array.type.unit]
+    numbers = array.cast(pa.int64())
+    if not _usual(numbers, _FIRST_DAY * day, _LAST_DAY * day - 1, _FOREVER):
+        return [None if each is None else _instant(each, array.type) for each in _listed(numbers)]
+    text = _trimmed(pc.cast(array.cast(pa.timestamp(array.type.unit)), pa.string()))
+    return _listed(
+        pc.binary_join_element_wise(pc.replace_substring(text, " ", "T", max_replacements=1), zone, "")
+    )
 
 
-def _dates(array: pa.Array, _: str) -> Values:
-    return _endless(pc.cast(array, pa.string()), array.cast(pa.int32()), 2**31 - 1)
+def _dates(array: pa.Array, _: ColumnType) -> Values:
+    numbers = array.cast(pa.int32())
+    if not _usual(numbers, _FIRST_DAY, _LAST_DAY - 1, _FOREVER_DAY):
+        return [
+            None if each is None else _endless(each, _FOREVER_DAY) or _day(each) for each in _listed(numbers)
+        ]
+    return _listed(pc.cast(array, pa.string()))
 
 
-def _endless(text: pa.Array, numbers: pa.Array, forever: int = _FOREVER) -> Values:
+def _usual(numbers: pa.Array, first: int, last: int, forever: int) -> bool:
+    """Whether all are in the years 1 to 9999 and finite: Arrow writes those as everybody does."""
+    found = pc.min_max(numbers).as_py()
+    low, high = found["min"], found["max"]
+    return low is None or (first <= low and high <= last and -forever < low and high < forever)
+
+
+def _endless(number: int, forever: int) -> str | None:
     """``infinity`` and ``-infinity`` are the largest numbers of either sign, which no calendar reaches."""
-    shown = _listed(text)
-    for at, value in enumerate(shown):
-        if value is not None and value.startswith("<"):
-            number = numbers[at].as_py()
-            shown[at] = "infinity" if number == forever else "-infinity" if number == -forever else None
-    return shown
+    return {forever: "infinity", -forever: "-infinity"}.get(number)
 
 
-def _times(array: pa.Array, _: str) -> Values:
+def _instant(number: int, kind: pa.DataType) -> str:
+    if (endless := _endless(number, _FOREVER)) is not None:
+        return endless
+    per_second = _PER_SECOND[kind.unit]
+    seconds, fraction = divmod(number, per_second)
+    days, second = divmod(seconds, _DAY_SECONDS)
+    clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+    if fraction:
+        clock += f".{fraction:0{len(str(per_second)) - 1}}"
+    day = _day(days)
+    if day.endswith(")"):
+        # As the engine writes it, and reads it.
+        return f"{day} {clock}{'+00' if kind.tz else ''}"
+    return f"{day}T{clock}{'Z' if kind.tz else ''}"
+
+
+def _day(days: int) -> str:
+    """Of the Gregorian calendar without bounds, by eras of 400 years that begin in March."""
+    era, of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    from_march = (5 * of_year + 2) // 153
+    day = of_year - (153 * from_march + 2) // 5 + 1
+    month = from_march + 3 if from_march < 10 else from_march - 9
+    year = year_of_era + 400 * era + (month <= 2)
+    if year > 0:
+        return f"{year:04}-{month:02}-{day:02}"
+    return f"{1 - year:04}-{month:02}-{day:02} (BC)"
+
+
+def _times(array: pa.Array, _: ColumnType) -> Values:
     return _listed(_trimmed(pc.cast(array, pa.string())))
 
 
@@ -98,34 +170,9 @@ def _trimmed(text: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(text, r"\.0+$", "")
 
 
-def _intervals(array: pa.Array, _: str) -> Values:
-    return [None if value is None else _interval(*value) for value in _listed(array)]
-
-
-def _interval(months: int, days: int, nanoseconds: int) -> str:
-    """As DuckDB writes it: ``1 year 2 months 3 days 04:05:06.5``."""
-    years, months = (abs(months) // 12 * _sign(months), abs(months) % 12 * _sign(months))
-    parts = [
-        f"{count} {unit}{'' if count in (1, -1) else 's'}"
-        for count, unit in ((years, "year"), (months, "month"), (days, "day"))
-        if count
-    ]
-    micros = nanoseconds // 1000
-    if micros or not parts:
-        seconds, fraction = divmod(abs(micros), 1_000_000)
-        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        shown = f"{fraction:06}".rstrip("0")
-        parts.append(f"{'-' if micros < 0 else ''}{clock}{'.' + shown if shown else ''}")
-    return " ".join(parts)
-
-
-def _sign(number: int) -> int:
-    return -1 if number < 0 else 1
-
-
-def _lists(array: pa.Array, name: str) -> Values:
+def _lists(array: pa.Array, column: ColumnType) -> Values:
     """The values of all lists at once, then cut apart. A list that is null has none of them."""
-    values = plain_values(array.flatten(), name)
+    values = plain_values(array.flatten(), _inner(column, 0))
     lengths = _listed(pc.list_value_length(array))
     found, at = [], 0
     for length in lengths:
@@ -134,9 +181,9 @@ def _lists(array: pa.Array, name: str) -> Values:
     return found
 
 
-def _structs(array: pa.Array, name: str) -> Values:
+def _structs(array: pa.Array, column: ColumnType) -> Values:
     fields = [array.type.field(at).name for at in range(array.type.num_fields)]
-    columns = [plain_values(each, name) for each in array.flatten()]
+    columns = [plain_values(each, _inner(column, at)) for at, each in enumerate(array.flatten())]
     there = _listed(array.is_valid())
     rows = zip(*columns, strict=True) if columns else iter([()] * len(there))
     return [
@@ -144,41 +191,50 @@ def _structs(array: pa.Array, name: str) -> Values:
     ]
 
 
-def _maps(array: pa.Array, name: str) -> Values:
+def _maps(array: pa.Array, column: ColumnType) -> Values:
+    pair = pa.struct([("k", array.type.key_type), ("v", array.type.item_type)])
     pairs = _lists(
-        array.cast(pa.list_(pa.struct([("k", array.type.key_type), ("v", array.type.item_type)]))), name
+        array.cast(pa.list_(pair)), ColumnType("", "list", (ColumnType("", "struct", column.inner),))
     )
     return [None if each is None else [[pair["k"], pair["v"]] for pair in each] for each in pairs]
 
 
-def _unions(array: pa.Array, name: str) -> Values:
-    members = [plain_values(array.field(at), name) for at in range(array.type.num_fields)]
+def _unions(array: pa.Array, column: ColumnType) -> Values:
+    members = [plain_values(array.field(at), _inner(column, at)) for at in range(array.type.num_fields)]
     return [members[code][at] for at, code in enumerate(_listed(array.type_codes))]
 
 
-def _dictionaries(array: pa.Array, name: str) -> Values:
-    return plain_values(array.dictionary_decode(), name)
+def _inner(column: ColumnType, at: int) -> ColumnType:
+    return column.inner[at] if at < len(column.inner) else _PLAIN
 
 
-def _extensions(array: pa.Array, name: str) -> Values:
-    return plain_values(array.storage, name)
+def _dictionaries(array: pa.Array, column: ColumnType) -> Values:
+    return plain_values(array.dictionary_decode(), column)
+
+
+def _extensions(array: pa.Array, column: ColumnType) -> Values:
+    return plain_values(array.storage, column)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind))
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(is_.is_string(kind) or is_.is_large_string(kind))
+
+
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind))
 
 
-_RULES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, str], Values]], ...] = (
+_RULES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, ColumnType], Values]], ...] = (
+    (_is_text, _texts),
     (is_.is_decimal, _decimals),
     (_is_bytes, _bytes),
     (is_.is_timestamp, _timestamps),
     (is_.is_date, _dates),
     (is_.is_time, _times),
-    (is_.is_interval, _intervals),
     (is_.is_map, _maps),
     (_is_list, _lists),
     (is_.is_struct, _structs),

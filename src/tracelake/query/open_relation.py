@@ -28,7 +28,7 @@ from tracelake.operators.inputs import BLOCK_COLUMN
 from tracelake.operators.postgres_scan import PostgresScan
 from tracelake.query.audit import DatasetRead
 from tracelake.query.block_bounds import has_blocks, wanted_blocks
-from tracelake.query.caller import Caller
+from tracelake.query.caller import Caller, TaskCaller
 from tracelake.query.catalog import Catalog
 from tracelake.query.cold_files import ColdFiles
 from tracelake.query.engine.attached import AttachedRelation
@@ -96,6 +96,10 @@ class RelationOpener:
             yield opened
         finally:
             opened.close()
+
+    async def check(self, caller: TaskCaller) -> None:
+        """Whether its attempt is still the current one; ``Conflict`` if not."""
+        await resolve(self._catalog, caller, {}, max_files=1)
 
     async def _open_all(
         self,

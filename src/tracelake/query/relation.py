@@ -29,7 +29,6 @@ class ColdFile(msgspec.Struct, frozen=True, array_like=True):
 
     location: str
     bytes: int
-    schema_hash: str | None = None
     min_block: int | None = None
     max_block: int | None = None
 

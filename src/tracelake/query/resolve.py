@@ -47,15 +47,16 @@ async def resolve(
 
 
 def names_of_task(caller: TaskCaller) -> dict[str, UUID]:
-    """What an attempt can name, and the version behind it. A dataset that is called like another one's place
-    (``input_1``) wins, since somebody chose its name."""
+    """What an attempt can name, and the version behind it. A name that would mean two things, because a dataset is
+    called like another one's place (``input_1``), means neither: somebody else may have chosen it."""
     places = {f"input_{place}": dataset.dataset_version for place, dataset in enumerate(caller.datasets)}
     named = {
         dataset.name: dataset.dataset_version
         for dataset in reversed(caller.datasets)
         if dataset.name is not None
     }
-    return {**places, **named}
+    doubtful = {name for name in places if named.get(name, places[name]) != places[name]}
+    return {name: version for name, version in {**places, **named}.items() if name not in doubtful}
 
 
 def check_attempt(task: TaskNow | None, caller: TaskCaller) -> None:

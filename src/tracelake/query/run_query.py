@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ import structlog
 from tracelake.contracts.query_api import (
     INVALID_QUERY,
     MAX_SQL_BYTES,
+    PARQUET,
     QUERY_REFUSED,
     QUERY_TOO_BIG,
     QUERY_TOO_LONG,
@@ -29,17 +31,18 @@ from tracelake.contracts.query_api import (
     from_wire,
 )
 from tracelake.domain.errors import Invalid, TooLarge, TracelakeError, Unavailable
-from tracelake.objects.base import ObjectStore
+from tracelake.objects.disk import in_thread
 from tracelake.query.answers import ArrowForm, Facts, Form, JsonForm
 from tracelake.query.audit import AuditEntry, AuditLog, DatasetRead, QueryOutcome
 from tracelake.query.authentication import Asker
 from tracelake.query.caller import Caller, TaskCaller
 from tracelake.query.engine.slots import Slots
-from tracelake.query.export import ParquetForm, export_location
+from tracelake.query.export import ParquetForm, pieces_of
+from tracelake.query.export_folder import ExportFolder, Owner
 from tracelake.query.metrics import QueryMetrics
 from tracelake.query.open_relation import RelationOpener
 from tracelake.query.settings import QueryLimits
-from tracelake.serving.answer import Answer
+from tracelake.serving.answer import Answer, FileAnswer
 
 log = structlog.get_logger(__name__)
 
@@ -89,14 +92,14 @@ class QueryRunner:
         slots: Slots,
         opener: RelationOpener,
         audit: AuditLog,
-        objects: ObjectStore,
+        exports: ExportFolder,
         limits: QueryLimits,
         metrics: QueryMetrics,
     ) -> None:
         self._slots = slots
         self._opener = opener
         self._audit = audit
-        self._objects = objects
+        self._exports = exports
         self._limits = limits
         self._metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
@@ -119,6 +122,17 @@ class QueryRunner:
             raise _without_details(error) from None
         finally:
             self._running.discard(task)
+
+    async def exported(self, asker: Asker, query_id: UUID) -> Answer:
+        """The file that a query of this caller's was exported to. Its audit row is the query's."""
+        caller = asker.caller
+        if isinstance(caller, TaskCaller):
+            await self._opener.check(caller)
+        try:
+            file = await in_thread(self._exports.open, Owner.of(caller), query_id)
+        except Unavailable as error:
+            raise _without_details(error) from None
+        return FileAnswer(pieces_of(file), os.fstat(file.fileno()).st_size, PARQUET.encode())
 
     async def _run(self, asker: Asker, query: QueryRequest, *, arrow: bool) -> Answer:
         course = _Course()
@@ -154,6 +168,8 @@ class QueryRunner:
             raise TooLarge("QueryTooLarge", f"the SQL has more than {MAX_SQL_BYTES} bytes")
         from_wire(query.params)
         rows, most_bytes = self._most(query)
+        if isinstance(form, ParquetForm):
+            await form.admit()
         async with self._slots.take(limits.wait_seconds, key=_key(asker.caller)) as slot:
             parsed = await slot.parse(query.sql, query.params if query.params is not None else ())
             async with self._opener.open(asker.caller, parsed.relations, seconds=limits.seconds) as opened:
@@ -161,9 +177,13 @@ class QueryRunner:
                 course.started = True
                 course.scanned = sum(relation.bytes() for relation in opened.relations)
                 result = await slot.run(
-                    opened.relations, max_rows=rows, max_bytes=most_bytes, row_bytes=limits.result_bytes
+                    opened.relations,
+                    max_rows=rows,
+                    max_bytes=most_bytes,
+                    row_bytes=limits.result_bytes,
+                    form=form.kind,
                 )
-                await form.begin(result.schema, result.types)
+                await form.begin(result.schema, result.columns)
                 async for batch in result.batches:
                     await form.add(batch)
                     if form.full:
@@ -185,8 +205,7 @@ class QueryRunner:
 
     def _form(self, asker: Asker, query: QueryRequest, query_id: UUID, *, arrow: bool) -> Form:
         if query.export:
-            location = export_location(self._objects.root, asker, query_id)
-            return ParquetForm(self._objects, location, self._limits.export_bytes)
+            return ParquetForm(self._exports, Owner.of(asker.caller), query_id, self._limits.export_bytes)
         return (ArrowForm if arrow else JsonForm)(self._limits.result_bytes)
 
     async def _end(
@@ -213,7 +232,7 @@ class QueryRunner:
             bytes_scanned=course.scanned,
             duration_ms=milliseconds,
             reason=reason,
-            exported_to=form.location.uri if isinstance(form, ParquetForm) and done else None,
+            exported_to=form.location if isinstance(form, ParquetForm) and done else None,
             query_id=course.query_id,
         )
         self._metrics.record(kind, outcome, milliseconds / 1000, rows, course.scanned)

@@ -28,7 +28,9 @@ class QueryLimits:
     """``seconds``, ``memory_bytes``, ``spill_bytes`` and ``threads`` are of one query in its slot; ``wait_seconds``
     is how long one waits for a slot, and ``queue`` how many may. ``default_rows`` are answered where no ``limit``
     is given, ``max_rows`` at most. ``result_bytes`` bounds an answer and every row, ``export_bytes`` an exported
-    file. ``unconfined``: run queries also where nothing keeps them from the machine's files."""
+    file. Exported files are kept for ``export_hours``; one caller (a user, or a task) has ``export_quota_files`` of
+    them at most, with ``export_quota_bytes``, and all callers together have ``export_total_bytes``. ``unconfined``:
+    run queries also where nothing keeps them from the machine's files."""
 
     seconds: float = _SLOT.seconds
     memory_bytes: int = _SLOT.memory_bytes
@@ -40,6 +42,10 @@ class QueryLimits:
     max_rows: int = 1_000_000
     result_bytes: int = 64 * MIB
     export_bytes: int = 4096 * MIB
+    export_hours: float = 24.0
+    export_quota_files: int = 100
+    export_quota_bytes: int = 8192 * MIB
+    export_total_bytes: int = 65536 * MIB
     unconfined: bool = False
 
     def of_slot(self) -> SlotLimits:
@@ -54,12 +60,14 @@ class QueryLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
     """``internal_url`` is where the Dispatcher publishes its keys. Without it, ``dispatcher_file`` says so, and it
-    is read when keys are needed: the service may be there before the Dispatcher is. Port 0 picks a free one."""
+    is read when keys are needed: the service may be there before the Dispatcher is. Port 0 picks a free one.
+    ``export_root`` is the service's own folder, beside the objects unless it is given: operators see those."""
 
     catalog_dsn: Secret
     audit_dsn: Secret
     reading_dsn: Secret | None
     object_root: Path
+    export_root: Path | None = None
     internal_url: str | None = None
     dispatcher_file: Path | None = None
     host: str = "127.0.0.1"
@@ -68,6 +76,10 @@ class QuerySettings:
     limits: QueryLimits = field(default_factory=QueryLimits)
     issuer: str = ISSUER
     audience: str = AUDIENCE
+
+    @property
+    def exports(self) -> Path:
+        return self.export_root if self.export_root is not None else self.object_root.parent / "exports"
 
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -81,6 +93,10 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "max_rows": (1, 2**31 - 1),
     "result_bytes": (MIB, 2**31 - 1),
     "export_bytes": (MIB, 2**50),
+    "export_hours": (0.01, 24 * 365),
+    "export_quota_files": (0, 1_000_000),
+    "export_quota_bytes": (0, 2**50),
+    "export_total_bytes": (0, 2**50),
 }
 
 

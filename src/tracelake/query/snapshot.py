@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _SQL = sqlfiles.load("tracelake.query", "sql/snapshot.sql")
 _CANCEL_SECONDS = 5.0
+#: What is wrong with a value, and what is too much of a statement: trying again changes nothing.
+_OWN_FAULT = ("22", "54")
 _AGAIN_SECONDS = 0.1
 
 log = structlog.get_logger(__name__)
@@ -46,6 +48,11 @@ class Snapshot:
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise Invalid("QueryTimeout", "the time was over before all hot rows were read") from error
+            if (state := _sqlstate(error.__cause__)).startswith(_OWN_FAULT):
+                log.warning("the data database refused what a query asks of it", sqlstate=state)
+                raise Invalid(
+                    "QueryFailed", "a condition of the query is more than the data database can compare"
+                ) from error
             raise _unavailable(error) from error
         except asyncio.CancelledError:
             await self._cancel(running)
@@ -148,6 +155,10 @@ class HotDatabase:
             connection.close()
         if not connection.closed:
             self._idle.append(connection)
+
+
+def _sqlstate(error: BaseException | None) -> str:
+    return (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
 
 
 def _unavailable(error: Exception) -> Unavailable:

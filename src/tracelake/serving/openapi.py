@@ -43,6 +43,7 @@ _WORDS = {
     409: "A lost race or a stale fence.",
     413: "The body is too large.",
     422: "Asks for something impossible.",
+    429: "As much as you may have.",
     503: "Try again later.",
 }
 

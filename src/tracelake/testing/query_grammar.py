@@ -1,7 +1,9 @@
 """Random SELECTs over two small tables, as analysts write them, on request with hostile pieces in them.
 
 Every choice comes from one ``random.Random``, so a seed is a query and hypothesis can shrink one. ``danger`` is the
-chance that a relation or an expression is a hostile one instead.
+chance that a relation or an expression is a hostile one instead. Names are often those of something else: CTEs,
+aliases and columns that are called like functions, tables, columns or each other; literals are often at the ends of
+their types.
 """
 
 from __future__ import annotations
@@ -39,11 +41,59 @@ TABLES: dict[str, dict[str, str]] = {
         "day": "DATE",
         "heard": "TIMESTAMPTZ",
     },
+    "uuid": {"id": "BIGINT", "range": "BIGINT", "now": "TIMESTAMP", "upper": "VARCHAR", "user": "VARCHAR"},
 }
+#: What a CTE, an alias or a column may be called, to be taken for something else.
+SHADOWS = (
+    *(
+        "uuid",
+        "range",
+        "now",
+        "count",
+        "upper",
+        "getenv",
+        "read_text",
+        "unnest",
+        "user",
+        "current_date",
+        "main",
+    ),
+    *("events", "blocks", "id", "kind", "number", "memory", "list_value", "random", "x"),
+)
 LITERALS: dict[str, tuple[str, ...]] = {
-    "BIGINT": ("0", "1", "2", "3", "-1", "2.5", "'2'", "9223372036854775808", "1e0", "1.0"),
-    "VARCHAR": ("'a'", "'b'", "'B'", "''", "'a''b'", "'\\x61'"),
-    "DOUBLE": ("0", "1", "1.5", "-0.5", "0.1", "'1.5'", "1e0"),
+    "BIGINT": (
+        *("0", "1", "2", "3", "-1", "2.5", "'2'", "9223372036854775808", "1e0", "1.0", "9223372036854775807"),
+        *(
+            "-9223372036854775808",
+            "-9223372036854775809",
+            "18446744073709551616",
+            "9007199254740993",
+            "1e100",
+        ),
+        *(
+            "99999999999999999999999999999999999999",
+            "340282366920938463463374607431768211456",
+            "9007199254740993.5",
+        ),
+    ),
+    "VARCHAR": ("'a'", "'b'", "'B'", "''", "'a''b'", "'\\x61'", "chr(0)", "'\U0010ffff'"),
+    "DOUBLE": (
+        *(
+            "0",
+            "1",
+            "1.5",
+            "-0.5",
+            "0.1",
+            "'1.5'",
+            "1e0",
+            "'nan'",
+            "'inf'",
+            "'-inf'::DOUBLE",
+            "1e308",
+            "-0.0",
+        ),
+        *("9007199254740993", "5e-324", "1e400"),
+    ),
     "BLOB": ("'a'", "'\\x61'", "x'61'", "x''", "unhex('6162')", "'ab'::BLOB", "'\\x61b'", "from_hex('00')"),
     "TIMESTAMP": (
         "'2024-01-01'",
@@ -53,8 +103,17 @@ LITERALS: dict[str, tuple[str, ...]] = {
         "'2024-01-02T03:04:05.5'",
         "'2024-1-2'",
         "'2024-01-02 03:04:05+02:00'",
+        "'infinity'",
+        "TIMESTAMP '-infinity'",
+        "'0001-01-01'",
+        "'9999-12-31 23:59:59.999999'",
+        "'10000-01-01'",
+        "'0000-01-01'",
     ),
     "TIMESTAMPTZ": (
+        "'infinity'",
+        "'0001-01-01 00:00:00+14:00'",
+        "TIMESTAMPTZ '9999-12-31 23:59:59-14:00'",
         "'2024-01-01'",
         "'2024-01-02 03:04:05'",
         "'2024-01-02 03:04:05+02:00'",
@@ -62,9 +121,15 @@ LITERALS: dict[str, tuple[str, ...]] = {
         "TIMESTAMPTZ '2024-01-02 03:04:05Z'",
         "DATE '2024-01-02'",
     ),
-    "DATE": ("'2024-01-01'", "DATE '2024-01-02'", "TIMESTAMP '2024-01-02 00:00:00'", "'2024-1-2'"),
+    "DATE": (
+        *("'2024-01-01'", "DATE '2024-01-02'", "TIMESTAMP '2024-01-02 00:00:00'", "'2024-1-2'", "'infinity'"),
+        *("DATE '-infinity'", "'0001-01-01'", "'9999-12-31'", "'10000-01-01'"),
+    ),
     "BOOLEAN": ("true", "false", "'true'"),
-    "DECIMAL(38,0)": ("0", "1", "2", "1.5", "'2'", "12345678901234567890"),
+    "DECIMAL(38,0)": (
+        *("0", "1", "2", "1.5", "'2'", "12345678901234567890", "99999999999999999999999999999999999999"),
+        *("-9223372036854775808", "170141183460469231731687303715884105727"),
+    ),
 }
 _TIMES = tuple(
     datetime.fromisoformat(f"2024-01-{day}T{clock}+00:00")
@@ -73,7 +138,7 @@ _TIMES = tuple(
 )
 #: What stands in the tables; literals meet it often.
 VALUES: dict[str, tuple[object, ...]] = {
-    "BIGINT": (None, 0, 1, 2, 3, -1, 2**53 + 1, 2**63 - 1),
+    "BIGINT": (None, 0, 1, 2, 3, -1, 2**53 + 1, 2**63 - 1, -(2**63)),
     "VARCHAR": (None, "", "a", "b", "B", "a'b", "ab"),
     "DOUBLE": (None, 0.0, 0.1, 1.0, 1.5, -0.5, math.nan, math.inf),
     "BLOB": (None, b"", b"a", b"ab", b"\0", b"b"),
@@ -107,8 +172,20 @@ _CALLS = {
         "greatest({}, 1)",
         "coalesce({}, 0)",
         "CASE WHEN {} > 1 THEN 1 ELSE 2 END",
+        "({}).abs()",
+        "list_filter([1, 2], lambda id: id = {})",
+        "list_transform([{}], lambda kind: kind IS NULL)",
+        "{{'id': {}}}.id",
+        "list_sum([{}])",
     ),
-    "VARCHAR": ("upper({})", "{} || 'x'", "length({})", "{} LIKE 'a%'", "nullif({}, 'a')"),
+    "VARCHAR": (
+        "upper({})",
+        "{} || 'x'",
+        "length({})",
+        "{} LIKE 'a%'",
+        "nullif({}, 'a')",
+        "({}).upper().lower()",
+    ),
     "DOUBLE": ("round({})", "{} * 2", "CAST({} AS BIGINT)"),
     "BLOB": ("hex({})", "octet_length({})"),
     "TIMESTAMP": ("date_trunc('day', {})", "year({})", "{} + INTERVAL 1 DAY"),
@@ -142,6 +219,7 @@ class _Source:
 class Grammar:
     random: Random
     danger: float = 0.0
+    shadow: float = 0.12
     parameters: list[object] = field(default_factory=list)
     _depth: int = 0
     _named: int = 0
@@ -159,6 +237,8 @@ class Grammar:
 
     def _cte(self) -> str:
         name = self._pick(("events", "Blocks")) if self._chance(0.2) else self._fresh("c")
+        if self._chance(3 * self.shadow):
+            name = self._shadow()
         text, columns = self._select([])
         self._ctes[name.lower()] = columns or {"id": "BIGINT"}
         return f"{name} AS {self._pick(('', '', 'MATERIALIZED '))}({text})"
@@ -205,6 +285,8 @@ class Grammar:
         for _ in range(self._pick((1, 2, 3))):
             column, kind = self._column(sources)
             name = self._pick(("id", "kind", "amount")) if self._chance(0.15) else self._fresh("x")
+            if self._chance(self.shadow):
+                name = self._shadow()
             if self._chance(self.danger):
                 column = self._hostile(SCALARS)
             elif self._chance(0.4):
@@ -242,6 +324,9 @@ class Grammar:
             sources.append(_Source("h", {"id": "BIGINT"}))
             return f"{self._hostile(RELATIONS)} h"
         alias = self._fresh("s")
+        if self._chance(self.shadow):
+            other = self._shadow()
+            alias = alias if any(source.alias == other for source in sources) else other
         if self._depth < 3 and self._chance(0.15):
             text, columns = self._select([])
             sources.append(_Source(alias, columns or {"id": "BIGINT"}))
@@ -319,6 +404,9 @@ class Grammar:
 
     def _hostile(self, pieces: dict[str, tuple[str, ...]]) -> str:
         return self._pick(pieces[self._pick(list(pieces))])
+
+    def _shadow(self) -> str:
+        return f'"{self._pick(SHADOWS)}"'
 
     def _fresh(self, letter: str) -> str:
         self._named += 1

@@ -13,7 +13,10 @@ from msgspec.json import Decoder
 from tracelake.contracts.query_api import (
     ARROW_STREAM,
     MAX_REQUEST_BYTES,
+    PARQUET,
+    USER_EXPORTS_PATH,
     USER_QUERY_PATH,
+    ExportQuery,
     QueryExported,
     QueryRequest,
     QueryResponse,
@@ -67,7 +70,7 @@ class PassedAnswer(Answer):
         identity=Identity.USER,
         body=QueryRequest,
         answers={200: (QueryResponse, QueryExported, ARROW_STREAM)},
-        refusals=(409,),
+        refusals=(409, 429),
         seconds=PROXY_SECONDS,
     ),
 )
@@ -80,4 +83,23 @@ async def query(request: ApiRequest) -> Answer:
     return PassedAnswer(upstream)
 
 
-QUERY_ROUTES = (query,)
+@endpoint(
+    "GET",
+    USER_EXPORTS_PATH,
+    Operation(
+        identity=Identity.USER,
+        query=ExportQuery,
+        answers={200: PARQUET},
+        refusals=(404,),
+        seconds=PROXY_SECONDS,
+    ),
+)
+async def export(request: ApiRequest) -> Answer:
+    """The Parquet file that a query of this user's was exported to; from the Query Service."""
+    wanted = request.query_as(ExportQuery)
+    headers = [(name, value) for name, value in request.scope["headers"] if name in _PASSED_ON]
+    work = request.services.query.exported(headers, wanted.query_id)
+    return PassedAnswer(await while_there(request.receive, work))
+
+
+QUERY_ROUTES = (query, export)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tracelake.domain.buffer_schema import BufferSchema, schema_problems
@@ -11,6 +12,8 @@ from tracelake.domain.dag.job_fields import JobDraft
 from tracelake.domain.dag.model import JobOutput, PublishedOutput
 from tracelake.domain.dag.problems import Problems
 from tracelake.domain.dag.publish_fields import PublishDraft
+
+_PLACE = re.compile(r"input_[0-9]+|scope_blocks")
 
 
 def check_publish(
@@ -27,6 +30,12 @@ def check_publish(
         owner = installation.published_elsewhere.get(entry.name, dag)
         if owner != dag:
             problems.add_unless_known(draft.path, f"{entry.name} is already published by DAG {owner}")
+        if _PLACE.fullmatch(entry.name):
+            problems.add_unless_known(
+                draft.path,
+                f"{entry.name} is a name that SQL of a task has already, for its inputs by their place or for its "
+                "scope: choose another",
+            )
         if not isinstance(entry, PublishedOutput):
             for path, message in schema_problems(BufferSchema.of(entry)):
                 problems.add_unless_known((*draft.path, "schema", *path), message)

@@ -125,6 +125,19 @@ VOLATILE = _names(
     """
 )
 
+BARE = {
+    "current_date": "current_date",
+    "current_time": "get_current_time",
+    "current_timestamp": "get_current_timestamp",
+    "localtime": "current_localtime",
+    "localtimestamp": "current_localtimestamp",
+    **dict.fromkeys(
+        ("current_catalog", "current_role", "current_schema", "current_user", "session_user"), ""
+    ),
+}
+"""Names that the engine takes for a call, without parentheses, where no column is called so; and of what. ``user``
+is one of them too, which is a column of many tables; where it is none, it says the same to everybody."""
+
 FUNCTIONS = (
     OPERATORS | NUMBERS | TEXT | BINARY | TIMES | JSON | NESTED | CHOICES | AGGREGATES | WINDOWS | VOLATILE
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from tracelake.domain.errors import Forbidden
-from tracelake.query.engine.gate_functions import COLLATIONS, TYPES
+from tracelake.query.engine.gate_functions import BARE, COLLATIONS, FUNCTIONS, TYPES
 
 Rule: TypeAlias = Callable[[Any], Iterable[tuple["Rule", Any]]]
 Shape: TypeAlias = Mapping[str, Rule]
@@ -96,6 +96,15 @@ def check_call(value: Any, allowed: frozenset[str], what: str) -> None:
         raise refused(f"{what} {shown('.'.join(_path(value)))}")
     if name.lower() not in allowed:
         raise refused(f"{what} {shown(name)}")
+
+
+def check_column(value: Mapping[str, Any]) -> None:
+    """A column's name alone may be a call of a function; with its table before it, it never is."""
+    names = value.get("column_names")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    called = BARE.get(name.lower()) if isinstance(name, str) else None
+    if called is not None and called not in FUNCTIONS:
+        raise refused(f"the function {shown(name)} (a column of that name needs its table before it)")
 
 
 def check_type(value: Mapping[str, Any]) -> None:

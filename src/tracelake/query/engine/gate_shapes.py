@@ -17,6 +17,7 @@ from tracelake.query.engine.gate_rules import (
     Shape,
     check_call,
     check_collation,
+    check_column,
     check_relation_name,
     check_type,
     cte_name,
@@ -38,6 +39,8 @@ def expression(value: Any) -> Iterable[tuple[Rule, Any]]:
     match kind[0]:
         case "FUNCTION" | "WINDOW":
             check_call(value, FUNCTIONS, "the function")
+        case "COLUMN_REF":
+            check_column(value)
         case "TYPE":
             check_type(value)
         case "COLLATE":

@@ -30,6 +30,7 @@ from typing import TypeAlias
 import msgspec
 
 from tracelake.contracts.query_api import from_wire
+from tracelake.query.engine.column_types import ColumnType, ResultForm
 
 Parameter: TypeAlias = bool | int | float | str | bytes | None
 Parameters: TypeAlias = Sequence[Parameter] | Mapping[str, Parameter]
@@ -74,12 +75,13 @@ class Attachment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
-    """``row_bytes``: of a single row, and of a frame."""
+    """``row_bytes``: of a single row, and of a frame; ``form``: what the rows are for."""
 
     relations: list[Attachment]
     max_rows: int
     max_bytes: int
     row_bytes: int
+    form: ResultForm = ResultForm.ARROW
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave", forbid_unknown_fields=True):
@@ -88,7 +90,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave", forbid_unknown_fields=True
 
 class Started(msgspec.Struct, frozen=True, tag="started", forbid_unknown_fields=True):
     schema: bytes
-    types: list[str]
+    types: list[ColumnType]
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_fields=True):

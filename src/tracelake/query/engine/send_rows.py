@@ -5,13 +5,20 @@ The socket's buffer is all that lies between engine and service. When nobody rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import duckdb
 import pyarrow as pa
 
 from tracelake.domain.errors import Invalid
+from tracelake.query.engine.column_types import (
+    carried,
+    column_types,
+    must_be_checked,
+    no_such_value,
+    unfit,
+)
 from tracelake.query.engine.messages import (
     HEADER,
     ROWS,
@@ -31,24 +38,39 @@ Send: TypeAlias = Callable[[bytes | pa.Buffer], object]
 def send_rows(send: Send, query: duckdb.DuckDBPyRelation, order: Run) -> None:
     if len(query.columns) > MOST_COLUMNS:
         raise _too_wide(f"the result has {len(query.columns)} columns; {MOST_COLUMNS} at most")
-    types = [str(kind) for kind in query.types]
-    reader: pa.RecordBatchReader = query.to_arrow_reader(max(1, min(_ROWS_AT_ONCE, order.max_rows + 1)))
-    if problem := shape_problem(reader.schema):
-        raise _too_wide(problem)
-    send(frame(Started(reader.schema.serialize().to_pybytes(), types)))
-    finished = _send_all(send, reader, order)
+    types = column_types(query)
+    try:
+        rows = carried(query, order.form)
+        reader: pa.RecordBatchReader = rows.to_arrow_reader(max(1, min(_ROWS_AT_ONCE, order.max_rows + 1)))
+        if problem := shape_problem(reader.schema):
+            raise _too_wide(problem)
+        send(frame(Started(reader.schema.serialize().to_pybytes(), types)))
+        batches = _checked(reader) if must_be_checked(types, order.form) else reader
+        finished = _send_all(send, batches, order)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise unfit(error) or error from None
     send(frame(finished))
+
+
+def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The service would take a value that is none for a broken engine."""
+    for batch in batches:
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise no_such_value(str(error)) from None
+        yield batch
 
 
 def _too_wide(problem: str) -> Invalid:
     return Invalid("ResultTooWide", f"{problem}: name those that are needed")
 
 
-def _send_all(send: Send, reader: pa.RecordBatchReader, order: Run) -> Finished:
+def _send_all(send: Send, batches: Iterable[pa.RecordBatch], order: Run) -> Finished:
     """A piece is within the row's limit by its weight, and all of them within the result's by their bytes."""
     rows = size = 0
     max_rows, row_bytes = order.max_rows, min(order.row_bytes, order.max_bytes)
-    for batch in reader:
+    for batch in batches:
         left = max_rows - rows
         for part, heavy in _cut(batch.slice(0, left), min(ROWS_FRAME_BYTES, row_bytes // 2)):
             body = _as_stream(part) if heavy <= row_bytes else None

@@ -28,6 +28,7 @@ from tracelake.domain.errors import (
 )
 from tracelake.query.engine.attached import AttachedRelation
 from tracelake.query.engine.channel import Garbled
+from tracelake.query.engine.column_types import ColumnType, ResultForm
 from tracelake.query.engine.compressed import has_compressed
 from tracelake.query.engine.limits import SlotLimits, most_descriptors
 from tracelake.query.engine.messages import (
@@ -70,16 +71,21 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class QueryResult:
-    """``schema`` and ``types`` (the engine's names of the columns' types) are known at once. ``batches`` can be
+    """``schema`` and ``columns`` (their types as the engine has them) are known at once. ``batches`` can be
     gone through once, while the slot is held; ``row_count`` and ``truncated`` are final when it has ended.
     ``bytes_scanned`` is the size of what was attached."""
 
     schema: pa.Schema
-    types: list[str]
+    columns: list[ColumnType]
     bytes_scanned: int
     batches: AsyncIterator[pa.RecordBatch] = field(repr=False)
     row_count: int = 0
     truncated: bool = False
+
+    @property
+    def types(self) -> list[str]:
+        """The engine's names of them."""
+        return [column.name for column in self.columns]
 
     async def table(self) -> pa.Table:
         return pa.Table.from_batches([batch async for batch in self.batches], self.schema)
@@ -115,11 +121,13 @@ class Slot:
         max_rows: int = DEFAULT_ROWS,
         max_bytes: int = DEFAULT_BYTES,
         row_bytes: int = DEFAULT_BYTES,
+        form: ResultForm = ResultForm.ARROW,
     ) -> QueryResult:
-        """Run what was parsed. Once it returns, the relations may be closed. Raises Invalid, and so does going
-        through the batches: ``QueryFailed`` (the engine's own complaint), ``QueryTimeout``, ``QueryOutOfMemory``,
-        ``QueryCrashed``, ``TooManyFiles``, ``ResultTooWide``, ``ResultTooLarge`` (a single row, of more than
-        ``row_bytes``). What is beyond ``max_rows`` or ``max_bytes`` is left out, and ``truncated`` says so."""
+        """Run what was parsed, for a result of this form. Once it returns, the relations may be closed. Raises
+        Invalid, and so does going through the batches: ``QueryFailed`` (the engine's own complaint),
+        ``QueryTimeout``, ``QueryOutOfMemory``, ``QueryCrashed``, ``TooManyFiles``, ``ResultTooWide``,
+        ``ResultTooLarge`` (a single row, of more than ``row_bytes``). What is beyond ``max_rows`` or ``max_bytes``
+        is left out, and ``truncated`` says so."""
         self._expect(_State.PARSED)
         descriptors = [fd for relation in relations for fd in (*relation.files, *relation.tables)]
         if len(descriptors) > most_descriptors():
@@ -129,7 +137,7 @@ class Slot:
         scanned = sum(relation.bytes() for relation in relations)
         deadline = self._deadline(self._limits.seconds)
         async with self._watched(deadline):
-            await self._channel.say(Run(attachments, max_rows, max_bytes, row_bytes))
+            await self._channel.say(Run(attachments, max_rows, max_bytes, row_bytes, form))
             for relation in relations:
                 await self._channel.pass_on([*relation.files, *relation.tables])
             said = await self._channel.hear()

@@ -115,7 +115,8 @@ def _string(tree: Any) -> str | None:
 
 def _parameter(identifier: str, params: Params) -> Any:
     if isinstance(params, Mapping):
-        return params.get(identifier)
+        # The engine makes no difference between upper and lower case here (``query_api.from_wire``).
+        return {name.lower(): value for name, value in params.items()}.get(identifier.lower())
     index = int(identifier) if identifier.isascii() and identifier.isdigit() else 0
     return params[index - 1] if 1 <= index <= len(params) else None
 

@@ -21,7 +21,7 @@ SELECT (SELECT row_to_json(t) FROM (
                                 AND p.range_start BETWEEN b.low AND b.high) c) END AS cold,
                    (SELECT json_agg(f.file ORDER BY f.range_start, f.position)
                     FROM (SELECT f.range_start, f.position,
-                                 json_build_array(f.location, f.bytes, f.schema_hash, f.min_block, f.max_block) AS file
+                                 json_build_array(f.location, f.bytes, f.min_block, f.max_block) AS file
                           FROM catalog.file f
                           WHERE f.dataset_version = v.dataset_version AND f.range_start BETWEEN b.low AND b.high
                             AND (f.min_block IS NULL OR (f.max_block >= w.first AND f.min_block <= w.last))
@@ -32,7 +32,7 @@ SELECT (SELECT row_to_json(t) FROM (
                     w.version, (SELECT n.dataset_version FROM catalog.dataset_version n
                                 WHERE n.org_id = $2 AND n.dataset = w.name AND n.is_current))
             LEFT JOIN LATERAL (
-                SELECT json_build_array(f.location, f.bytes, f.schema_hash, f.min_block, f.max_block) AS file,
+                SELECT json_build_array(f.location, f.bytes, f.min_block, f.max_block) AS file,
                        f.min_block IS NULL AS blind
                 FROM catalog.file f
                 WHERE f.dataset_version = v.dataset_version AND f.range_start = coalesce(

@@ -1,6 +1,6 @@
 """The only way out of a sandbox: a socket that passes ``/v1/task/*`` on, and nothing else.
 
-    /v1/task/query            the Query Service, if there is one
+    /v1/task/query, exports   the Query Service, if there is one
     /v1/task/*                the Dispatcher's internal address
     /2018-06-01/runtime/*     answered by the worker itself (the Lambda Runtime API)
     anything else             404
@@ -39,6 +39,7 @@ __all__ = ["Gateway", "GatewayLimits", "GatewayRequest", "GatewayResponse", "Run
 RUNTIME_PREFIX = "/2018-06-01/runtime/"
 TASK_PREFIX = "/v1/task/"
 QUERY_PATH = "/v1/task/query"
+EXPORTS_PATH = "/v1/task/exports"
 _MIB = 1024 * 1024
 _SOCKET_MODE = 0o666
 _QUIET_SECONDS = 10.0
@@ -156,7 +157,7 @@ class Gateway:
             await connection.send(await connection.while_connected(self._runtime(request)))
             return
         upstream = self._upstream(request.path)
-        if upstream is None and request.path == QUERY_PATH:
+        if upstream is None and _is_query(request.path):
             raise NotFound("NotServed", "this worker knows of no Query Service (TRACELAKE_QUERY_URL)")
         if upstream is None:
             raise NotFound("NotFound", "there is nothing here")
@@ -166,7 +167,7 @@ class Gateway:
             await self._forward(upstream, request, connection)
 
     def _upstream(self, path: str) -> str | None:
-        if path == QUERY_PATH:
+        if _is_query(path):
             return self._query_url
         return self._dispatcher_url if path.startswith(TASK_PREFIX) else None
 
@@ -199,6 +200,10 @@ class Gateway:
                     "gateway could not pass a request on", path=request.path, error=why, left_out=unsaid
                 )
             raise _unreachable() from error
+
+
+def _is_query(path: str) -> bool:
+    return path in (QUERY_PATH, EXPORTS_PATH)
 
 
 def _copy(listener: socket.socket) -> socket.socket:
