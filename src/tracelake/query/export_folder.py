@@ -31,9 +31,9 @@ from uuid import UUID
 import structlog
 
 from tracelake.domain.errors import NotFound, OverQuota, Unavailable
-from tracelake.objects.disk import sync_folder
 from tracelake.query.caller import Caller, TaskCaller
 from tracelake.query.settings import QueryLimits
+from tracelake.tokens.private_files import sync_folder
 
 log = structlog.get_logger(__name__)
 
