@@ -38,7 +38,8 @@ async def open_session(dsn: str, held: HeldBackends) -> asyncpg.Connection:
         },
     )
     await prepare_connection(connection)
-    held.know(connection.get_server_pid(), *await connection.fetchrow(SQL.own_session))
+    [(database, client_port)] = await connection.fetch(SQL.own_session)
+    held.know(connection.get_server_pid(), database, client_port)
     return connection
 
 

@@ -35,8 +35,10 @@ class Statement:
 
 
 async def until_settled(monitor: LockMonitor, statement: Statement, parked: Sequence[Statement]) -> None:
-    while not await settled(monitor, statement, parked):
-        await asyncio.sleep(_POLL)
+    unsettled = True
+    while unsettled:
+        unsettled = not await settled(monitor, statement, parked)
+        await asyncio.sleep(_POLL if unsettled else 0)
 
 
 async def settled(monitor: LockMonitor, statement: Statement, parked: Sequence[Statement]) -> bool:
@@ -89,7 +91,8 @@ class HeldBackends:
     def know(self, pid: int, database: str, client_port: int | None) -> None:
         """Its title names database and client: only the process that serves this very session has that."""
         title = _read(pid, "cmdline")
-        if client_port and title.startswith("postgres:") and f" {database} " in title and f"({client_port})" in title:
+        marks = (f" {database} ", f"({client_port})")
+        if client_port and title.startswith("postgres:") and all(mark in title for mark in marks):
             self._ours.add(pid)
 
     def hold(self, pid: int) -> None:
