@@ -147,6 +147,35 @@ def test_the_command_says_where_it_listens_grows_and_ends_when_told(http: httpx.
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_chain_that_is_still_being_made_tells_how_far_it_is_and_stops_when_told(
+    sign: signal.Signals,
+) -> None:
+    with devchain("--port", "0", "--blocks", "1000000") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(b" of 1,000,001 blocks\n")
+        process.send_signal(sign)
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--blocks", "999999999999"), "--blocks"),
+        (("--blocks", "1000000", "--transactions", "2000"), "2,000,000,000 transactions"),
+        (("--transactions", "2000", "--logs", "2000"), "4,000,000 logs per block"),
+        (("--block-time", "999999999m"), "--block-time"),
+        (("--block-time", "0.000001ms"), "--block-time"),
+        (("--reorg-depth", "999999999999"), "--reorg-depth"),
+    ],
+)
+def test_a_chain_that_is_too_large_is_refused(options: tuple[str, ...], named: str) -> None:
+    with devchain("--port", "0", *options) as process:
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode not in (0, None)
+        assert named in said.decode()
+
+
 def test_the_command_speaks_json_to_programs() -> None:
     with devchain(
         "--port", "0", "--blocks", "3", "--block-time", "0", "--chain-id", "77", "--json"

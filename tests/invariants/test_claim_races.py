@@ -205,3 +205,18 @@ async def test_invariant_2_an_event_against_the_claim_of_the_waiting_update_lose
         await talk.only_queued("up")
     else:
         assert read.upto == 9
+
+
+async def test_invariant_8_a_slot_that_comes_free_wakes_a_task_whose_row_somebody_holds(
+    talk: Conversation, ctx: StepContext
+) -> None:
+    """A heartbeat of an attempt that is over, or a resume of a job that isn't paused, holds the row of a task that
+    waits for a slot, and won't claim it: the task must hear of the slot all the same."""
+    first, second = await queued(talk, 2, scaling={"max_concurrency": 1})
+    lease = await talk.lease(first)
+    assert (await talk.claim(second)).reason == "NotReady"
+    await talk.forget_wakes()
+    async with ctx.db.transaction() as holder:
+        await tasks.lock(holder, [second])
+        await talk.complete(lease)
+    assert second in await talk.due_wakes()

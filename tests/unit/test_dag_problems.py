@@ -267,13 +267,15 @@ def test_fields_that_do_not_go_together(lines: tuple[str, ...], line: int, field
     ("operator", "config", "field", "message"),
     [
         ("range_splitter", "{}", "chunk_size", "is required"),
-        ("range_splitter", "{chunk_size: 0}", "chunk_size", "1 or more"),
+        ("range_splitter", "{chunk_size: 0}", "chunk_size", "from 1 to 1000000000"),
+        ("range_splitter", "{chunk_size: 1000000001}", "chunk_size", "from 1 to 1000000000"),
+        ("range_aggregator", "{range_size: 5, start_block: 9223372036854775807}", "start_block", "from 0 to"),
         ("range_splitter", "{chunk_size: true}", "chunk_size", "whole number"),
         ("range_splitter", "{chunk_size: 5, chunksize: 1}", "chunksize", "did you mean chunk_size?"),
         ("range_aggregator", "{range_size: 1.5}", "range_size", "whole number"),
         ("range_aggregator", "{range_size: 5, finality: safe}", "finality", "finalized, latest or a number"),
-        ("range_aggregator", "{range_size: 5, finality: -1}", "finality", "0 or more"),
-        ("range_aggregator", "{range_size: 5, finality: true}", "finality", "0 or more"),
+        ("range_aggregator", "{range_size: 5, finality: -1}", "finality", "0 to 1000000000"),
+        ("range_aggregator", "{range_size: 5, finality: true}", "finality", "0 to 1000000000"),
     ],
 )
 def test_config_of_platform_operators_is_checked(

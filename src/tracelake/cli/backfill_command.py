@@ -13,10 +13,12 @@ import typer
 
 from tracelake.cli.backfill_report import a_report, failure_line, summary
 from tracelake.cli.backfill_run import Backfill
+from tracelake.cli.bounds import MAX_CHUNK
 from tracelake.cli.job_commands import JobArgument, job_name
 from tracelake.cli.patient_client import PatientClient
 from tracelake.cli.show import print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption
+from tracelake.domain.block_range import MAX_BLOCK
 
 if TYPE_CHECKING:
     from tracelake.contracts.coverage import BackfillState
@@ -29,11 +31,19 @@ class Order(StrEnum):
 
 def backfill(
     job: JobArgument,
-    start: Annotated[int, typer.Option("--from", min=0, help="The first block.", show_default=False)],
-    end: Annotated[int, typer.Option("--to", min=0, help="The last block, inclusive.", show_default=False)],
+    start: Annotated[
+        int, typer.Option("--from", min=0, max=MAX_BLOCK, help="The first block.", show_default=False)
+    ],
+    end: Annotated[
+        int, typer.Option("--to", min=0, max=MAX_BLOCK, help="The last block, inclusive.", show_default=False)
+    ],
     chunk: Annotated[
         int | None,
-        typer.Option(min=1, help="Blocks per task; must divide the splitter's chunk_size.  [default: that]"),
+        typer.Option(
+            min=1,
+            max=MAX_CHUNK,
+            help="Blocks per task; must divide the splitter's chunk_size.  [default: that]",
+        ),
     ] = None,
     order: Annotated[Order, typer.Option(help="Which blocks come first.")] = Order.OLDEST,
     dry_run: Annotated[

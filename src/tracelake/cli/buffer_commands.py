@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tracelake.cli.bounds import HIGHEST_ID
 from tracelake.cli.buffer_detail import print_buffer, print_buffers, print_dead_letter, print_dead_letters
 from tracelake.cli.show import counted, print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
@@ -41,7 +42,8 @@ def list_buffers(
 def show(
     dataset: NameArgument,
     letter: Annotated[
-        int | None, typer.Option(min=1, help="This dead letter, with its records.", metavar="ID")
+        int | None,
+        typer.Option(min=1, max=HIGHEST_ID, help="This dead letter, with its records.", metavar="ID"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many dead letters.")] = 20,
     after: Annotated[str | None, typer.Option(help="Go on after a page's `next`.")] = None,
@@ -75,7 +77,9 @@ def show(
     print_dead_letters(page)
 
 
-IdsArgument = Annotated[list[int] | None, typer.Argument(min=1, help="Only these.", metavar="[ID]...")]
+IdsArgument = Annotated[
+    list[int] | None, typer.Argument(min=1, max=HIGHEST_ID, help="Only these.", metavar="[ID]...")
+]
 
 
 @buffers_app.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracelake.cli.bounds import HIGHEST_ID, HIGHEST_VERSION
 from tracelake.cli.dag_commands import deploy, plan, print_plan
 from tracelake.cli.show import counted, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
@@ -69,7 +70,9 @@ def list_dags(
 def list_versions(
     dag: DagArgument,
     limit: LimitOption = 20,
-    after: Annotated[int | None, typer.Option(min=1, help="Go on after a page's `next`.")] = None,
+    after: Annotated[
+        int | None, typer.Option(min=1, max=HIGHEST_ID, help="Go on after a page's `next`.")
+    ] = None,
     url: UrlOption = None,
     token: TokenOption = None,
     home: HomeOption = None,
@@ -103,7 +106,7 @@ def list_versions(
 def show_version(
     dag: DagArgument,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Which version.  [default: the active one]")
+        int | None, typer.Option(min=1, max=HIGHEST_VERSION, help="Which version.  [default: the active one]")
     ] = None,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -131,7 +134,10 @@ def show_version(
 def rollback(
     dag: DagArgument,
     to: Annotated[
-        int | None, typer.Option("--to", min=1, help="Which version.  [default: the one before the active]")
+        int | None,
+        typer.Option(
+            "--to", min=1, max=HIGHEST_VERSION, help="Which version.  [default: the one before the active]"
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     url: UrlOption = None,

@@ -17,6 +17,7 @@ from tracelake.cli.dataset_names import HELP, resolve
 from tracelake.cli.dataset_sample import print_sample, take_sample
 from tracelake.cli.show import counted, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.domain.block_range import MAX_BLOCK
 
 datasets_app = typer.Typer(invoke_without_command=True)
 
@@ -131,11 +132,15 @@ def show_gaps(
     name: Annotated[str, typer.Argument(help=HELP)],
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Look from this block on.  [default: the first committed]"),
+        typer.Option(
+            "--from", min=0, max=MAX_BLOCK, help="Look from this block on.  [default: the first committed]"
+        ),
     ] = None,
     end: Annotated[
         int | None,
-        typer.Option("--to", min=0, help="Up to this block, inclusive.  [default: the last committed]"),
+        typer.Option(
+            "--to", min=0, max=MAX_BLOCK, help="Up to this block, inclusive.  [default: the last committed]"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
     after: Annotated[str | None, typer.Option(help="Go on after a page's `next`.")] = None,

@@ -19,7 +19,8 @@ Blocks have valid hashes, roots and blooms; they hold ERC-20 and ERC-721 traffic
 failures, empty blocks and amounts up to 2^256 − 1. The same options give the same chain, block for block, on every
 machine. State roots, base fees and signatures are made up: nothing can be sent to the chain or called on it.
 
-The chain is made before it is served, which takes a second for about 2,000 blocks of the usual size.
+The chain is made before it is served, which takes a second for about 2,000 blocks of the usual size. It is kept
+in memory: a chain may have 1,000,000 blocks and 4,000,000 transactions at the start.
 
 With `--block-time` it grows while it runs, and with `--reorg-every` it changes its mind. Programs on this machine
 can do both as well: `devchain_mine [count]`, `devchain_reorg [depth, new_length]`, `devchain_rollback [depth]` and
@@ -37,19 +38,26 @@ Examples:
 """
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m)?")
-_LONG = 5_000
+MOST_BLOCKS = 1_000_000
+MOST_TRANSACTIONS = 4_000_000
+"""Of a chain at its start: their hashes are kept in memory, about 350 bytes for each."""
+LONGEST_BLOCK_TIME = 86_400.0
+SHORTEST_BLOCK_TIME = 0.001
 _UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 def devchain(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8545,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    blocks: Annotated[int, typer.Option(min=0, help="The head's number at the start.")] = 1000,
+    blocks: Annotated[
+        int, typer.Option(min=0, max=MOST_BLOCKS, help="The head's number at the start.")
+    ] = 1000,
     block_time: Annotated[
-        str, typer.Option(help="A new block every so often, as in 1s or 500ms; 0 for never.")
+        str,
+        typer.Option(help="A new block every so often, from 1ms to 1440m, as in 1s or 500ms; 0 for never."),
     ] = "1s",
-    seed: Annotated[int, typer.Option(help="Another seed, another chain.")] = 0,
-    chain_id: Annotated[int, typer.Option(min=1, help="What eth_chainId says.")] = 31339,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Another seed, another chain.")] = 0,
+    chain_id: Annotated[int, typer.Option(min=1, max=2**53, help="What eth_chainId says.")] = 31339,
     transactions: Annotated[
         int, typer.Option(min=0, max=2000, help="Transactions per block, on average.")
     ] = 4,
@@ -58,10 +66,17 @@ def devchain(
         bool, typer.Option("--steady", help="Exactly so many in every block, and no empty ones.")
     ] = False,
     finality: Annotated[
-        int, typer.Option(min=-1, help="Blocks until one is final; -1 for a chain without finality.")
+        int,
+        typer.Option(
+            min=-1, max=MOST_BLOCKS, help="Blocks until one is final; -1 for a chain without finality."
+        ),
     ] = 64,
-    reorg_every: Annotated[int, typer.Option(min=0, help="A reorg every so many blocks; 0 for never.")] = 0,
-    reorg_depth: Annotated[int, typer.Option(min=1, help="How many blocks a reorg replaces.")] = 2,
+    reorg_every: Annotated[
+        int, typer.Option(min=0, max=MOST_BLOCKS, help="A reorg every so many blocks; 0 for never.")
+    ] = 0,
+    reorg_depth: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many blocks a reorg replaces.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:
     require_extras("tiny_keccak", "httptools")
@@ -72,6 +87,12 @@ def devchain(
     interval = _seconds(block_time)
     if reorg_every and not interval:
         raise Invalid("InvalidOption", "--reorg-every needs a --block-time: nothing is mined without")
+    if blocks * transactions > MOST_TRANSACTIONS:
+        raise Invalid(
+            "InvalidOption",
+            f"--blocks {blocks} with --transactions {transactions} makes {blocks * transactions:,} transactions, "
+            f"the most is {MOST_TRANSACTIONS:,}: take fewer of either",
+        )
     chain = DevChain(
         seed,
         chain_id=chain_id,
@@ -81,10 +102,8 @@ def devchain(
         blocks=blocks,
         finality=None if finality < 0 else finality,
     )
-    if blocks > _LONG:
-        typer.echo(f"tracelake devchain: making {blocks:,} blocks", err=True)
     autopilot = Autopilot(interval, reorg_every, reorg_depth) if interval else None
-    serve_until_told(chain, autopilot, host, port, lambda url: _ready(url, chain, as_json))
+    serve_until_told(chain, autopilot, host, port, lambda url: _ready(url, chain, as_json), _progress)
 
 
 devchain.__doc__ = HELP
@@ -101,7 +120,14 @@ def _ready(url: str, chain: DevChain, as_json: bool) -> None:
         typer.echo(f"ready {url} chain id {chain.chain_id}, head {head.number} {head.hash}")
 
 
+def _progress(made: int, of: int) -> None:
+    typer.echo(f"tracelake devchain: made {made:,} of {of:,} blocks", err=True)
+
+
 def _seconds(text: str) -> float:
     if (match := _DURATION.fullmatch(text)) is None:
         raise Invalid("InvalidOption", f"--block-time {text}: a time like 1s, 500ms or 0 is wanted")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds and not SHORTEST_BLOCK_TIME <= seconds <= LONGEST_BLOCK_TIME:
+        raise Invalid("InvalidOption", f"--block-time {text}: from 1ms to 1440m, or 0 for never")
+    return seconds

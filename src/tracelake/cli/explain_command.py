@@ -11,6 +11,7 @@ from tracelake.cli.dataset_names import resolve
 from tracelake.cli.show import print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.cli.task_ids import find_task, may_be_task, whole_id
+from tracelake.domain.block_range import MAX_BLOCK
 from tracelake.domain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ def explain(
     ],
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="A dataset's first block.  [default: the first committed]"),
+        typer.Option(
+            "--from", min=0, max=MAX_BLOCK, help="A dataset's first block.  [default: the first committed]"
+        ),
     ] = None,
     end: Annotated[
         int | None,
-        typer.Option("--to", min=0, help="Its last block, inclusive.  [default: the last committed]"),
+        typer.Option(
+            "--to", min=0, max=MAX_BLOCK, help="Its last block, inclusive.  [default: the last committed]"
+        ),
     ] = None,
     depth: Annotated[int, typer.Option(min=1, max=50, help="How many tasks back to go.")] = 20,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many pieces of a dataset.")] = 100,

@@ -9,15 +9,20 @@ import typer
 
 from tracelake.cli.show import counted, print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.domain.block_range import MAX_BLOCK
 
 JobArgument = Annotated[str, typer.Argument(help="The job, as DAG/JOB.", metavar="DAG/JOB")]
 
 
 def trigger(
     job: JobArgument,
-    cursor: Annotated[int | None, typer.Option(min=0, help="Everything up to this block.")] = None,
-    start: Annotated[int | None, typer.Option(min=0, help="First block of a range.")] = None,
-    end: Annotated[int | None, typer.Option(min=0, help="Last block of a range, inclusive.")] = None,
+    cursor: Annotated[
+        int | None, typer.Option(min=0, max=MAX_BLOCK, help="Everything up to this block.")
+    ] = None,
+    start: Annotated[int | None, typer.Option(min=0, max=MAX_BLOCK, help="First block of a range.")] = None,
+    end: Annotated[
+        int | None, typer.Option(min=0, max=MAX_BLOCK, help="Last block of a range, inclusive.")
+    ] = None,
     url: UrlOption = None,
     token: TokenOption = None,
     home: HomeOption = None,

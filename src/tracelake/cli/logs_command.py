@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tracelake.cli.bounds import HIGHEST_ATTEMPT, MOST_LINES
 from tracelake.cli.follow_task import follow_task
 from tracelake.cli.show import cell
 from tracelake.cli.stack import DEFAULT_HOME, JsonOption
@@ -33,14 +34,19 @@ def logs(
     lines: Annotated[
         int | None,
         typer.Option(
-            "--lines", "-n", min=0, help="Begin with so many last lines.  [default: 50, all of a task]"
+            "--lines",
+            "-n",
+            min=0,
+            max=MOST_LINES,
+            help="Begin with so many last lines.  [default: 50, all of a task]",
         ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as more is said, until Ctrl-C or the task's end.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Of a task: this attempt and not the newest.")
+        int | None,
+        typer.Option(min=1, max=HIGHEST_ATTEMPT, help="Of a task: this attempt and not the newest."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Of a task: every attempt.")] = False,
     home: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tracelake.cli.bounds import HIGHEST_ID
 from tracelake.cli.show import print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 
@@ -49,7 +50,7 @@ def failed(
 def replay(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(min=1, help="Only these; without any, everything.", metavar="[ID]..."),
+        typer.Argument(min=1, max=HIGHEST_ID, help="Only these; without any, everything.", metavar="[ID]..."),
     ] = None,
     url: UrlOption = None,
     token: TokenOption = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracelake.cli.bounds import MOST_ROWS
 from tracelake.cli.failures import ExitCode, require_extras
 from tracelake.cli.query_params import read_params
 from tracelake.cli.query_table import print_rows
@@ -50,7 +51,9 @@ def query(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=0, help="At most so many rows.  [default: 100 for a table, otherwise what is allowed]"
+            min=0,
+            max=MOST_ROWS,
+            help="At most so many rows.  [default: 100 for a table, otherwise what is allowed]",
         ),
     ] = None,
     as_json: Annotated[

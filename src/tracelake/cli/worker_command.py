@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tracelake.cli.bounds import LONGEST_SECONDS
 from tracelake.cli.home_stack import stack_on
 from tracelake.cli.rpc_commands import POOLS_FILE, POOLS_VARIABLE
 from tracelake.cli.serve import serve
@@ -175,7 +176,12 @@ def _seconds(text: str) -> float:
     matched = _DURATION.fullmatch(text.strip())
     if matched is None:
         raise Invalid("InvalidDuration", f"--idle-timeout takes seconds or 30s, 10m, 2h, 1d, not {text!r}")
-    return float(int(matched[1]) * _UNITS[matched[2]])
+    seconds = int(matched[1]) * _UNITS[matched[2]]
+    if seconds > LONGEST_SECONDS:
+        raise Invalid(
+            "InvalidDuration", f"--idle-timeout {text}: the most is {LONGEST_SECONDS} seconds (365d)"
+        )
+    return float(seconds)
 
 
 def operators_at(source: str) -> str:

@@ -41,6 +41,7 @@ from tracelake.dispatcher.metrics import StateGauges, StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.emission_caps import Emissions
 from tracelake.dispatcher.steps.reap_leases import begin_listening, reap_leases
 from tracelake.dispatcher.steps.reconcile_partitions import reconcile_partitions
 from tracelake.dispatcher.steps.rewake_queued import rewake_queued
@@ -188,6 +189,9 @@ async def _steps(
                 signer=keyring,
                 runtimes=RuntimeRegistry(settings.runtimes),
                 org_id=org_id,
+                emissions=Emissions(
+                    events=settings.task_events, records=settings.task_records, size=settings.task_bytes
+                ),
                 metrics=StepMetrics(registry),
             ),
             keyring,

@@ -2,7 +2,8 @@
 
 How often its loops run is for operators to tune by the environment, ``TRACELAKE_`` and the setting's name:
 ``TRACELAKE_REAP_SECONDS=1``. Short ones notice dead workers and lost wake-ups sooner and cost the database
-a query each time; the defaults suit leases of minutes.
+a query each time; the defaults suit leases of minutes. So is what one attempt may emit
+(``TRACELAKE_TASK_EVENTS``, ``TRACELAKE_TASK_RECORDS``, ``TRACELAKE_TASK_BYTES``).
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from tracelake.domain.errors import Invalid
+from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
 from tracelake.secret import Secret
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 from tracelake.tokens.home_copies import HomeCopies
 
-_INTERVALS = (
-    "reap_seconds",
-    "rewake_seconds",
-    "rewake_after_seconds",
-    "reconcile_seconds",
-    "watch_sources_seconds",
-    "outbox_sweep_seconds",
-    "observe_seconds",
-    "installation_seconds",
-)
+_SECONDS = (0.01, 86_400.0)
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "reap_seconds": _SECONDS,
+    "rewake_seconds": _SECONDS,
+    "rewake_after_seconds": _SECONDS,
+    "reconcile_seconds": _SECONDS,
+    "watch_sources_seconds": _SECONDS,
+    "outbox_sweep_seconds": _SECONDS,
+    "observe_seconds": _SECONDS,
+    "installation_seconds": _SECONDS,
+    "task_events": (1_000, 1_000_000_000),
+    "task_records": (1_000, 1_000_000_000_000),
+    "task_bytes": (2**20, 2**50),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,8 @@ class DispatcherSettings:
     """``home`` has this machine's copies of what all replicas share, and ``given`` the passwords of shared logins
     that the environment names (``store/installation.py``). Port 0 picks a free one. ``invoker_url`` is an invoker
     of functions that doesn't register itself, ``query_url`` the Query Service that the user port passes queries on
-    to."""
+    to. ``task_events``, ``task_records`` and ``task_bytes`` are how many events, and records for buffered datasets,
+    one attempt may emit."""
 
     state_dsn: Secret
     queue_dsn: Secret
@@ -57,20 +64,25 @@ class DispatcherSettings:
     observe_seconds: float = 5.0
     installation_seconds: float = 3.0
     state_connections: int = 12
+    task_events: int = MAX_TASK_EVENTS
+    task_records: int = MAX_TASK_RECORDS
+    task_bytes: int = MAX_TASK_BYTES
 
 
 def tuned(settings: DispatcherSettings, environment: Mapping[str, str]) -> DispatcherSettings:
-    """The settings with the loop intervals that the environment sets."""
+    """The settings with what the environment sets: loop intervals, and what one attempt may emit."""
     chosen: dict[str, Any] = {}
-    for name in _INTERVALS:
+    for name, (least, most) in _BOUNDS.items():
         variable = f"TRACELAKE_{name.upper()}"
         if variable not in environment:
             continue
+        whole = isinstance(getattr(settings, name), int)
         try:
-            seconds = float(environment[variable])
+            value = int(environment[variable]) if whole else float(environment[variable])
         except ValueError:
-            seconds = math.nan
-        if not 0.01 <= seconds <= 86_400:
-            raise Invalid("InvalidSetting", f"{variable} must be between 0.01 and 86400 seconds")
-        chosen[name] = seconds
+            value = math.nan
+        if not least <= value <= most:
+            unit = "" if whole else " seconds"
+            raise Invalid("InvalidSetting", f"{variable} must be between {least:.10g} and {most:.10g}{unit}")
+        chosen[name] = value
     return replace(settings, **chosen)

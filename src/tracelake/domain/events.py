@@ -9,6 +9,11 @@ from uuid import UUID
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
 
+MAX_TASK_EVENTS = 1_000_000
+MAX_TASK_RECORDS = 10_000_000
+MAX_TASK_BYTES = 16 * 1024**3
+"""What one attempt may emit, where the installation doesn't say otherwise."""
+
 
 class EventState(StrEnum):
     """What an event means: it counts, it waits for its completion, or it is only kept for audit."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tracelake.domain import setting_checks
+from tracelake.domain.block_range import MAX_BLOCK
 from tracelake.domain.setting_checks import is_number, is_whole
 
 DEFAULTS: Mapping[str, Any] = {
@@ -41,7 +42,7 @@ def problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if config.get(key) is None:
             yield key, "is required"
     yield from setting_checks.problems_of(config, DEFAULTS, _CHECKS)
-    if given["start_block"] != LATEST and not is_whole(given["start_block"], 0):
+    if given["start_block"] != LATEST and not is_whole(given["start_block"], 0, MAX_BLOCK):
         yield "start_block", f"must be a block number or {LATEST}"
     if not is_number(given["poll_seconds"], 0.02, 60):
         yield "poll_seconds", "must be a number of seconds from 0.02 to 60"

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from tracelake.domain import compact_config, follower_config, ingest_config, integrity_config
+from tracelake.domain.block_range import MAX_BLOCK
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
 from tracelake.domain.errors import Invalid
 from tracelake.domain.event_abi import decode_config
+from tracelake.domain.setting_checks import MAX_RANGE, is_whole
 from tracelake.domain.spark_select.queries import read_select
 
 NOOP = "noop"
@@ -147,10 +149,10 @@ def config_problems(operator: str, config: Mapping[str, Any]) -> Iterator[tuple[
         case "range_aggregator":
             yield from _size_problems("range_size", config)
             finality = config.get("finality", "finalized")
-            if finality not in ("finalized", "latest") and not _is_whole(finality, at_least=0):
-                yield "finality", "must be finalized, latest or a number of blocks (0 or more)"
-            if not _is_whole(config.get("start_block", 0), at_least=0):
-                yield "start_block", "must be a whole number, 0 or more"
+            if finality not in ("finalized", "latest") and not is_whole(finality, 0, MAX_RANGE):
+                yield "finality", f"must be finalized, latest or a number of blocks (0 to {MAX_RANGE})"
+            if not is_whole(config.get("start_block", 0), 0, MAX_BLOCK):
+                yield "start_block", f"must be a whole number from 0 to {MAX_BLOCK}"
         case _:
             return
 
@@ -166,9 +168,5 @@ def _sql_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _size_problems(key: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if key not in config:
         yield key, "is required"
-    elif not _is_whole(config[key], at_least=1):
-        yield key, "must be a whole number, 1 or more"
-
-
-def _is_whole(value: object, *, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+    elif not is_whole(config[key], 1, MAX_RANGE):
+        yield key, f"must be a whole number from 1 to {MAX_RANGE}"

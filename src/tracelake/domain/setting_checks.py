@@ -18,7 +18,9 @@ USUAL_TABLES = 3
 """The first so many are what a job has that doesn't say."""
 
 _MAX_CHAIN_ID = 2**63 - 1
-_MAX_BLOCKS_PER_FILE = 1_000_000
+MAX_BLOCKS_PER_FILE = 1_000_000
+MAX_RANGE = 1_000_000_000
+"""Blocks of a chunk, a range or a Postgres partition, and blocks until one is final."""
 
 
 def unknown_settings(operator: str, config: Mapping[str, Any], known: Set[str]) -> Iterator[tuple[str, str]]:
@@ -44,7 +46,7 @@ def rpc_pool(value: object) -> str | None:
 
 
 def chain_id(value: object) -> str | None:
-    return None if is_whole(value, 1, _MAX_CHAIN_ID) else "must be a whole number, 1 or more"
+    return None if is_whole(value, 1, _MAX_CHAIN_ID) else f"must be a whole number from 1 to {_MAX_CHAIN_ID}"
 
 
 def verify(value: object) -> str | None:
@@ -52,21 +54,19 @@ def verify(value: object) -> str | None:
 
 
 def finality(value: object, tags: Sequence[str]) -> str | None:
-    if value in tags or is_whole(value, 0):
+    if value in tags or is_whole(value, 0, MAX_RANGE):
         return None
-    return f"must be {', '.join(tags)} or a number of blocks (0 or more)"
+    return f"must be {', '.join(tags)} or a number of blocks (0 to {MAX_RANGE})"
 
 
 def blocks_per_file(value: object) -> str | None:
-    if is_whole(value, 1, _MAX_BLOCKS_PER_FILE):
+    if is_whole(value, 1, MAX_BLOCKS_PER_FILE):
         return None
-    return f"must be a whole number from 1 to {_MAX_BLOCKS_PER_FILE}"
+    return f"must be a whole number from 1 to {MAX_BLOCKS_PER_FILE}"
 
 
-def is_whole(value: object, at_least: int, at_most: int | None = None) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= at_least and (at_most is None or value <= at_most)
+def is_whole(value: object, at_least: int, at_most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
 
 
 def is_number(value: object, at_least: float, at_most: float) -> bool:

@@ -133,7 +133,7 @@ def _optional(name: str, options: Mapping[str, str]) -> int | None:
 def _whole(name: str, text: str | None, least: int, others: str = "") -> int:
     if text is None:
         raise _wrong(name, f"is missing: a block number{others}")
-    if not (text.isascii() and text.isdigit() and least <= int(text) <= MAX_BLOCK):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= MAX_BLOCK):
         raise _wrong(name, f"must be a whole number, {least} or more{others}, not {text[:40]!r}")
     return int(text)
 

@@ -10,17 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracelake.contracts.dispatcher_api import EventIn, PayloadInput, TaskPayload
+from tracelake.contracts.dispatcher_api import EventIn, PayloadInput, PayloadOutput, TaskPayload
 from tracelake.domain.errors import Invalid
+from tracelake.domain.events import MAX_TASK_EVENTS
 
 
-def run(task: TaskPayload, announced_upto: int | None) -> Iterator[EventIn]:
-    """``announced_upto`` is the last block of the last range that this job has announced."""
+def run(task: TaskPayload, announced_upto: int | None, most: int = MAX_TASK_EVENTS) -> Iterator[EventIn]:
+    """``announced_upto`` is the last block of the last range that this job has announced. Refused before the first
+    event when there would be more than ``most``."""
     size = int(task.config["range_size"])
     [output] = task.outputs
     read = task.inputs[0]
     final = _final(read, task.config.get("finality", "finalized"))
     start = _first_range(task, read, announced_upto, size)
+    ranges = max(0, final - start + 1) // size
+    if ranges > most:
+        raise Invalid(
+            "TooManyRanges",
+            f"blocks {start:,} to {final:,} are {ranges:,} ranges of {size:,} blocks, and one attempt may announce "
+            f"{most:,}: set a larger range_size, or a later start_block",
+        )
+    return _ranges(output, start, final, size)
+
+
+def _ranges(output: PayloadOutput, start: int, final: int, size: int) -> Iterator[EventIn]:
     while start + size - 1 <= final:
         yield EventIn(output.dataset_uuid, output.dataset_version, start=start, end=start + size - 1)
         start += size

@@ -108,9 +108,14 @@ class Database:
     """Runs transactions. ``on_commit`` listeners hear of outbox entries after their commit."""
 
     def __init__(
-        self, connections: Connections, *, on_silence: Callable[[], Awaitable[None]] | None = None
+        self,
+        connections: Connections,
+        *,
+        on_silence: Callable[[], Awaitable[None]] | None = None,
+        rollback_seconds: float | None = _ROLLBACK_SECONDS,
     ) -> None:
         """``on_silence`` is called when a connection has stopped answering: its neighbours are suspect too."""
+        self._rollback_seconds = rollback_seconds
         self._connections = connections
         self._on_silence = on_silence
         self._listeners: list[Callable[[Sequence[OutboxEntry]], None]] = []
@@ -162,14 +167,14 @@ class Database:
                 yield tx
                 await connection.execute("COMMIT")
             except BaseException as error:
-                await _abandon(connection, error)
+                await _abandon(connection, error, self._rollback_seconds)
                 raise
         if tx.outbox:
             for listener in self._listeners:
                 listener(tx.outbox)
 
 
-async def _abandon(connection: Connection, error: BaseException) -> None:
+async def _abandon(connection: Connection, error: BaseException, seconds: float | None) -> None:
     """Roll back, or drop the connection when even that can't be said (the server then rolls back)."""
     if connection.is_closed():
         return
@@ -177,7 +182,7 @@ async def _abandon(connection: Connection, error: BaseException) -> None:
         connection.terminate()
         return
     try:
-        async with asyncio.timeout(_ROLLBACK_SECONDS):
+        async with asyncio.timeout(seconds):
             await connection.execute("ROLLBACK")
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.CancelledError):
         with contextlib.suppress(Exception):

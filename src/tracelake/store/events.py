@@ -29,6 +29,12 @@ class EventRow:
         return self.dataset_version, self.task_id, self.kind, *self.bounds
 
 
+async def count_of_attempt(tx: Transaction, task_id: UUID, attempt: int, most: int) -> int:
+    rows = await tx.fetch(SQL.count_of_attempt, task_id, attempt, most)
+    count: int = rows[0][0]
+    return count
+
+
 async def record(tx: Transaction, events: Sequence[EventRow]) -> list[int]:
     """Keep the events; returns their ids in the order given."""
     if not events:

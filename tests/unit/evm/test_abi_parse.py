@@ -128,7 +128,7 @@ def test_a_mistake_in_a_signature_is_told_with_its_place(text: str, told: str) -
         ({"events": "erc20_transfers", "addresses": [0xABC]}, "addresses", "[0]: is a number in YAML; put"),
         ({"events": "erc20_transfers", "addresses": ["0x12"]}, "addresses", "[0]: '0x12' is no address"),
         ({"events": "erc20_transfers", "addresses": "0x" + "1" * 40}, "addresses", "must be a list"),
-        ({"events": "erc20_transfers", "blocks_per_file": 0}, "blocks_per_file", "1 or more"),
+        ({"events": "erc20_transfers", "blocks_per_file": 0}, "blocks_per_file", "from 1 to 1000000"),
         ({"events": "erc20_transfers", "preset": 1}, "preset", "decode_events has no such setting"),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 They are claimed, fenced and completed like any other; only the worker is here. An answer that an outage of
 the database swallowed is asked for again, as any worker would: a lost one must not cost a lease period. What dies
-with the process is found again by the re-wake sweep or the reaper.
+with the process is found again by the re-wake sweep or the reaper. They obey ``timeout_seconds`` as everybody does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tracelake.store.db import DeployLock
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8
+TIMED_OUT = "timed out: it ran longer than its timeout_seconds, {} s"
 
 T = TypeVar("T")
 
@@ -89,18 +90,18 @@ class InProcessRuntime:
             task_id=str(task.task_id), attempt=attempt, job=f"{task.job.dag_name}/{task.job.name}"
         )
         try:
-            events = await self._events(task)
-            final = list(islice(events, MAX_EVENTS))
-            while len(final) == MAX_EVENTS:
-                beat = HeartbeatRequest(task.task_id, attempt, lease)
-                await heartbeat(self._dispatch.ctx, beat)
-                request = EventsRequest(task.task_id, attempt, final, lease)
-                await accept_events(self._dispatch.ctx, request)
-                final = list(islice(events, MAX_EVENTS))
-        except Invalid as error:
-            bound.warning("in-process task failed", error=error.message)
+            async with asyncio.timeout(task.timeout_seconds):
+                final = await self._emit_all_but_the_last(task, attempt, lease)
+        except (Invalid, TimeoutError) as error:
+            message = error.message if isinstance(error, Invalid) else TIMED_OUT.format(task.timeout_seconds)
+            bound.warning("in-process task failed", error=message)
             failed = CompleteRequest(
-                task.task_id, "Failed", attempt, lease, error_message=error.message, retryable=False
+                task.task_id,
+                "Failed",
+                attempt,
+                lease,
+                error_message=message,
+                retryable=isinstance(error, TimeoutError),
             )
             await self._until_answered(lambda: self._dispatch.complete(failed))
             return
@@ -108,17 +109,29 @@ class InProcessRuntime:
         await self._until_answered(lambda: self._dispatch.complete(done))
         bound.info("in-process task completed")
 
+    async def _emit_all_but_the_last(self, task: TaskPayload, attempt: int, lease: UUID) -> list[EventIn]:
+        """The last events come with the completion."""
+        events = await self._events(task)
+        final = list(islice(events, MAX_EVENTS))
+        while len(final) == MAX_EVENTS:
+            beat = HeartbeatRequest(task.task_id, attempt, lease)
+            await heartbeat(self._dispatch.ctx, beat)
+            request = EventsRequest(task.task_id, attempt, final, lease)
+            await accept_events(self._dispatch.ctx, request)
+            final = list(islice(events, MAX_EVENTS))
+        return final
+
     async def _events(self, task: TaskPayload) -> Iterator[EventIn]:
         match task.operator:
             case "noop":
                 return noop.run(task)
             case "range_splitter":
-                return range_splitter.run(task)
+                return range_splitter.run(task, self._dispatch.ctx.emissions.max_events)
             case "range_aggregator":
                 version = task.outputs[0].dataset_version
                 announced = await self._dispatch.ctx.db.run(
                     lambda tx: datasets.last_announced(tx, version), lock=DeployLock.NONE
                 )
-                return range_aggregator.run(task, announced)
+                return range_aggregator.run(task, announced, self._dispatch.ctx.emissions.max_events)
             case other:
                 raise Invalid("UnknownOperator", f"the dispatcher runtime has no operator {other!r}")

@@ -13,20 +13,26 @@ from tracelake.contracts.dispatcher_api import (
 from tracelake.dispatcher.steps import commit_outputs
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
+from tracelake.dispatcher.steps.emission_caps import check_events
 from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict, NotFound
 from tracelake.domain.task import TaskKind, check_may_speak
 from tracelake.store import jobs, tasks
 from tracelake.store.db import Transaction
+from tracelake.store.tasks import TaskRow
 
 
 async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsResponse:
+    speaker: TaskRow | None = None
+
     async def work(tx: Transaction) -> CountedEvents:
-        task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
+        nonlocal speaker
+        speaker = task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
         if task is None:
             raise NotFound("UnknownTask", f"there is no task {request.task_id}")
         check_may_speak(task.state, request.attempt, request.lease_token)
+        await check_events(ctx.emissions, tx, task, len(request.events))
         card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
         producer = Producer(
             card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
@@ -47,6 +53,8 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
 
     with ctx.metrics.timed("events"):
         counted = await ctx.db.run(work, hot=True)
+    assert speaker is not None
+    ctx.emissions.add_events(speaker, len(request.events))
     _count(ctx, counted)
     return EventsResponse(
         [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],

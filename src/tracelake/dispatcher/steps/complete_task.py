@@ -19,6 +19,7 @@ from tracelake.contracts.dispatcher_api import CompleteRequest, CompleteResponse
 from tracelake.dispatcher.steps import commit_outputs
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import count_events, open_gates
+from tracelake.dispatcher.steps.emission_caps import check_events
 from tracelake.dispatcher.steps.end_attempts import AttemptOver, Ended, end_attempts
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
 from tracelake.dispatcher.steps.retract_buffers import retract_buffers
@@ -130,6 +131,8 @@ async def _accept(ctx: StepContext, tx: Transaction, task: TaskRow | None, verif
                 "EventsNotCounted", f"final events belong to a completed task, not a {request.status} one"
             )
         return _Accepted(request, task, [], outcome)
+    if ctx.emissions.known(task):
+        await check_events(ctx.emissions, tx, task, len(request.events))
     card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
     produced = await commit_outputs.produced_by_completion(tx, task, card, request, verified.files)
     return _Accepted(request, task, produced, outcome)
@@ -178,7 +181,7 @@ async def _commit(ctx: StepContext, tx: Transaction, accepted: dict[int, _Accept
         tx, [move for entry in done for move in commit_outputs.consumed(entry.task)]
     )
     await retract_buffers(ctx, tx, [entry.task for entry in done])
-    ended = await end_attempts(ctx, tx, [_over(entry) for entry in lasting.values()])
+    ended = await end_attempts(ctx, tx, [_over(ctx, entry) for entry in lasting.values()])
     await count_events(
         ctx,
         tx,
@@ -218,12 +221,12 @@ def _late_update(task: TaskRow) -> bool:
     return task.state.kind is TaskKind.CURSOR and task.state.status is not TaskStatus.RUNNING
 
 
-def _over(entry: _Accepted) -> AttemptOver:
+def _over(ctx: StepContext, entry: _Accepted) -> AttemptOver:
     return AttemptOver(
         entry.task,
         entry.outcome,
         entry.request.error_message,
-        entry.request.retryable,
+        entry.request.retryable and not ctx.emissions.refused(entry.task),
         _digest(entry.request),
     )
 

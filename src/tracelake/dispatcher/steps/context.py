@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.dispatcher.steps.emission_caps import Emissions
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.base import ObjectStore
 from tracelake.store.buffers import KnownBuffer
@@ -33,4 +34,6 @@ class StepContext:
     """Set when a deploy or a resume may have left something for the reconciler to ask for."""
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Buffered datasets by uuid and by name, as they were last seen here; looked at again before they count."""
+    emissions: Emissions = field(default_factory=Emissions)
+    """What attempts have emitted, as far as this process has seen it."""
     metrics: StepMetrics = field(default_factory=lambda: StepMetrics(CollectorRegistry()))

@@ -149,8 +149,13 @@ async def _publish(
     batch_id = ctx.entropy.uuid()
     artifact = await _keep_large(ctx, request, known, checked, batch_id)
 
+    publisher: TaskRow | None = None
+
     async def work(tx: Transaction) -> BufferPublishResponse:
+        nonlocal publisher
         task, card, buffer, base = await _admit(ctx, tx, request)
+        ctx.emissions.check_records(task, checked.count, len(checked.text))
+        publisher = task
         if known is None or (known.dataset_uuid, known.schema_hash) != (
             buffer.dataset_uuid,
             buffer.schema_hash,
@@ -163,7 +168,10 @@ async def _publish(
             await buffers.add_batch(tx, batch, card.dag_name, card.name)
         return BufferPublishResponse(checked.count, batch_id)
 
-    return await ctx.db.run(work, hot=True)
+    answer = await ctx.db.run(work, hot=True)
+    assert publisher is not None
+    ctx.emissions.add_records(publisher, checked.count, len(checked.text))
+    return answer
 
 
 async def _admit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -15,7 +15,7 @@ from tracelake.domain.dag.installation import Installation
 from tracelake.domain.dag.job_fields import JOB_FIELDS, JOB_NAME, JobDraft, read_job
 from tracelake.domain.dag.model import DagSpec, JobSettings
 from tracelake.domain.dag.name_outputs import resolve_outputs
-from tracelake.domain.dag.node import Map, Mark, kind_of
+from tracelake.domain.dag.node import Map, Mark, Scalar, Seq, kind_of
 from tracelake.domain.dag.problems import Path, Problems, fatal
 from tracelake.domain.dag.publish_fields import read_publish
 from tracelake.domain.dag.settings_fields import SETTINGS_FIELDS, read_settings
@@ -24,6 +24,8 @@ from tracelake.domain.dag.yaml_tree import read_tree
 TOP_FIELDS = frozenset({"name", "defaults", "jobs", "publish"})
 DEFAULTS_FIELDS = SETTINGS_FIELDS | {"runtime"}
 MAX_JOBS = 1000
+MAX_PREDICATES = 131_072
+"""Characters of all ``where`` of a file: reading one takes a millisecond for a hundred of them."""
 
 
 def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
@@ -63,11 +65,26 @@ def _read_jobs(top: Fields) -> list[JobDraft]:
     if not top.has("jobs"):
         top.wrong("jobs", "is required: a list of jobs")
     drafts: list[JobDraft] = []
+    predicates = 0
     for entry in top.items("jobs", JOB_FIELDS):
         if len(drafts) == MAX_JOBS:
             top.wrong("jobs", f"more than {MAX_JOBS} jobs")
             break
+        for where in _wheres(entry):
+            predicates += len(str(where.value))
+            if predicates > MAX_PREDICATES:
+                what = f"where: this file has more than {MAX_PREDICATES} characters of predicates"
+                raise fatal(where.mark, what)
         drafts.append(read_job(entry, settings, runtime))
     if not drafts:
         top.wrong("jobs", "must not be empty")
     return drafts
+
+
+def _wheres(job: Fields) -> Iterator[Scalar]:
+    """Predicates that are text; one that is a map is bounded by the number of its values."""
+    inputs = job.node("inputs")
+    for entry in inputs.items if isinstance(inputs, Seq) else ():
+        where = entry.entries.get("where") if isinstance(entry, Map) else None
+        if isinstance(where, Scalar):
+            yield where

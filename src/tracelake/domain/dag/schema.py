@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from enum import StrEnum
 from typing import Any
 
-from tracelake.domain.dag.fields import shown
+from tracelake.domain.dag.fields import MAX_COUNT, MAX_SECONDS, shown
 from tracelake.domain.dag.job_fields import DATASET_NAME, JOB_NAME, MAX_OUTPUTS
 from tracelake.domain.dag.model import (
     Activation,
@@ -153,7 +154,11 @@ def _settings() -> dict[str, Schema]:
 
 
 def _input() -> Schema:
-    scalar = {"type": ["string", "number", "boolean", "null"]}
+    scalar = {
+        "type": ["string", "number", "boolean", "null"],
+        "minimum": -sys.float_info.max,
+        "maximum": sys.float_info.max,
+    }
     return _object(
         "One input edge.",
         {
@@ -292,7 +297,7 @@ def _choice(kind: type[StrEnum], description: str, *, default: StrEnum | None = 
     return choice if default is None else {**choice, "default": default.value}
 
 
-def _count(description: str, low: int, high: int = 1_000_000_000, *, default: int | None = None) -> Schema:
+def _count(description: str, low: int, high: int = MAX_COUNT, *, default: int | None = None) -> Schema:
     count: Schema = {
         "type": ["integer", "null"],
         "minimum": low,
@@ -306,7 +311,7 @@ def _duration(description: str, low: int = 1, *, default: int | None = None) -> 
     duration: Schema = {
         "description": f"{description}{DURATION_FORMS}",
         "anyOf": [
-            {"type": ["integer", "null"], "minimum": low},
+            {"type": ["integer", "null"], "minimum": low, "maximum": MAX_SECONDS},
             {"type": "string", "pattern": "^[0-9]{1,9}[smhd]$"},
         ],
     }

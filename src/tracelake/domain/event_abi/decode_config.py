@@ -20,6 +20,7 @@ from tracelake.domain.event_abi.json_entry import parse_entry
 from tracelake.domain.event_abi.model import Event
 from tracelake.domain.event_abi.signature import parse_signature
 from tracelake.domain.event_abi.type_names import AbiProblem
+from tracelake.domain.setting_checks import MAX_BLOCKS_PER_FILE, is_whole
 
 KEYS = frozenset({"events", "addresses", "blocks_per_file"})
 MAX_EVENTS = 200
@@ -77,8 +78,8 @@ def problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"is required: logs of the anonymous {nameless[0]} say nothing else to know them by",
             )
     size = config.get("blocks_per_file")
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        yield "blocks_per_file", "must be a whole number, 1 or more"
+    if size is not None and not is_whole(size, 1, MAX_BLOCKS_PER_FILE):
+        yield "blocks_per_file", f"must be a whole number from 1 to {MAX_BLOCKS_PER_FILE}"
 
 
 def _events(given: object) -> Iterator[Event]:

@@ -13,18 +13,31 @@ from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen, url_of
 
-_STEP = 500
+_PROGRESS_SECONDS = 2.0
+
+Progress = Callable[[int, int], None]
 
 
 def serve_until_told(
-    chain: DevChain, autopilot: Autopilot | None, host: str, port: int, on_ready: Callable[[str], None]
+    chain: DevChain,
+    autopilot: Autopilot | None,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    on_progress: Progress,
 ) -> None:
-    """``on_ready`` hears the URL once the whole chain is made: from then on no request has to wait for that."""
-    asyncio.run(_serve(chain, autopilot, host, port, on_ready))
+    """``on_ready`` hears the URL once the whole chain is made: from then on no request has to wait for that.
+    While it is made, ``on_progress`` hears now and then how many blocks there are, and of how many."""
+    asyncio.run(_serve(chain, autopilot, host, port, on_ready, on_progress))
 
 
 async def _serve(
-    chain: DevChain, autopilot: Autopilot | None, host: str, port: int, on_ready: Callable[[str], None]
+    chain: DevChain,
+    autopilot: Autopilot | None,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    on_progress: Progress,
 ) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -38,9 +51,7 @@ async def _serve(
     stop = Event()
     pilot = Thread(target=autopilot.run, args=(chain, stop), daemon=True) if autopilot is not None else None
     try:
-        for height in (*range(0, chain.head, _STEP), chain.head):
-            if not told.is_set():
-                await loop.run_in_executor(None, chain.block, height)
+        await _made_or_told(chain, told, on_progress)
         if not told.is_set():
             on_ready(url_of(server))
             if pilot is not None:
@@ -53,3 +64,33 @@ async def _serve(
             connection.close()
         if pilot is not None and pilot.is_alive():
             await loop.run_in_executor(None, pilot.join)
+
+
+async def _made_or_told(chain: DevChain, told: asyncio.Event, on_progress: Progress) -> None:
+    """Make the chain in a thread that nobody waits for: whoever is told to stop stops, in the middle of a block."""
+    loop = asyncio.get_running_loop()
+    made = loop.create_future()
+    heights = iter(range(chain.head + 1))
+    done = 0
+
+    def make() -> None:
+        nonlocal done
+        try:
+            for height in heights:
+                chain.block(height)
+                done = height + 1
+                if told.is_set():
+                    return
+            loop.call_soon_threadsafe(made.set_result, None)
+        except BaseException as error:
+            loop.call_soon_threadsafe(made.set_exception, error)
+
+    Thread(target=make, daemon=True).start()
+    stopped = asyncio.ensure_future(told.wait())
+    while not (made.done() or stopped.done()):
+        await asyncio.wait((made, stopped), timeout=_PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not (made.done() or stopped.done()):
+            on_progress(done, chain.head + 1)
+    stopped.cancel()
+    if made.done():
+        made.result()

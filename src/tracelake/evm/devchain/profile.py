@@ -10,6 +10,7 @@ CHAIN_ID = 31_339
 GENESIS_TIME = 1_735_689_600  # 2025-01-01 00:00:00 UTC
 MOST_TRANSACTIONS = 2_000
 MOST_LOGS = 2_000
+MOST_LOGS_PER_BLOCK = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +44,9 @@ class Profile:
             value: int = getattr(self, name)
             if not low <= value <= high:
                 raise Invalid("InvalidDevChain", f"{name} must be from {low} to {high}, not {value}")
+        if self.transactions * self.logs > MOST_LOGS_PER_BLOCK:
+            raise Invalid(
+                "InvalidDevChain",
+                f"{self.transactions} transactions per block with {self.logs} logs each are "
+                f"{self.transactions * self.logs:,} logs per block, the most is {MOST_LOGS_PER_BLOCK:,}",
+            )

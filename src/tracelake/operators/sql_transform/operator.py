@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracelake.domain.errors import Invalid
+from tracelake.domain.setting_checks import MAX_RANGE, is_whole
 from tracelake.domain.spark_select.pieces import Piece
 from tracelake.domain.spark_select.queries import read_select
 from tracelake.domain.table_layout import TableLayout
@@ -90,8 +91,8 @@ def _table_layout(config: Mapping[str, Any]) -> TableLayout:
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
     size = config.get(name)
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise _wrong(f"{name} must be a whole number, 1 or more")
+    if size is not None and not is_whole(size, 1, MAX_RANGE):
+        raise _wrong(f"{name} must be a whole number from 1 to {MAX_RANGE}")
     return size
 
 

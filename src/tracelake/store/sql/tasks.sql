@@ -169,16 +169,21 @@ UPDATE task SET parked = true WHERE task_id = ANY($1::uuid[])
 
 -- name: wake_parked
 -- What may run next in jobs where a slot came free: the oldest that found them full. Each is woken for one slot
--- only. Whoever holds one's row is about to claim it and will find the slot, or to end it and wake the next.
-UPDATE task t SET parked = false, woken_at = tl_now() FROM (
+-- only, also when somebody holds its row: not everybody who does is about to claim it or to end it (a heartbeat of
+-- an attempt that is over isn't), and we hold the job's row, so we can't wait for them. A wake-up more is harmless.
+WITH next AS (
     SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
     JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
     CROSS JOIN LATERAL (
         SELECT t.task_id FROM task t
         WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
-        ORDER BY t.seq LIMIT f.slots FOR NO KEY UPDATE OF t SKIP LOCKED) q) w
-WHERE t.task_id = w.task_id
-RETURNING t.task_id, w.runtime
+        ORDER BY t.seq LIMIT f.slots) q
+), free AS (
+    SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
+), woken AS (
+    UPDATE task t SET parked = false, woken_at = tl_now() FROM free WHERE t.task_id = free.task_id
+)
+SELECT task_id, runtime FROM next
 
 -- name: create_partition_tasks
 -- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets

@@ -91,7 +91,7 @@ class FenceAudit:
         """From when on an attempt may be over: the first call that could have ended it, answered or not."""
         for call in self._history.of("complete", "cancel", "deploy", "heartbeat"):
             match call.request:
-                case CompleteRequest(task_id=task_id, attempt=int(attempt)):
+                case CompleteRequest(task_id=task_id, attempt=int(attempt)) if self._is_fence(call.request):
                     self._over((task_id, attempt), call)
                 case HeartbeatRequest(task_id=task_id, attempt=attempt):
                     if isinstance(call.answer, HeartbeatResponse):
@@ -139,8 +139,17 @@ class FenceAudit:
             if isinstance(request, HeartbeatRequest):
                 self._check_not_over(call, request)
 
+    def _is_fence(self, request: CompleteRequest) -> bool:
+        """Does the report carry the lease of the attempt that it names? A canceled task needs no lease to be
+        reported as canceled: such a report is answered, also one for an attempt that never was, and ends none."""
+        assert request.attempt is not None
+        held = self._held.get((request.task_id, request.attempt))
+        return held is not None and held.token == request.lease_token
+
     def _check_not_over(self, call: Call, request: HeartbeatRequest) -> None:
         for end in self._history.of("complete"):
+            if not self._is_fence(end.request):
+                continue
             same = (end.request.task_id, end.request.attempt) == (request.task_id, request.attempt)
             if same and end.accepted and end.answered is not None and end.answered < call.issued:
                 self._report(ONE_HOLDER, "a heartbeat after the end is refused", "the lease was extended")

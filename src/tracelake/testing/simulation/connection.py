@@ -16,12 +16,13 @@ import asyncpg
 
 from tracelake import sqlfiles
 from tracelake.store.db import Connection, Row, prepare_connection
+from tracelake.testing.simulation.lock_waits import HeldBackends
 from tracelake.testing.simulation.scheduler import Scheduler
 
 SQL = sqlfiles.load("tracelake.testing.simulation", "simulation.sql")
 
 
-async def open_session(dsn: str) -> asyncpg.Connection:
+async def open_session(dsn: str, held: HeldBackends) -> asyncpg.Connection:
     """Waits are the scheduler's business, so nothing times out; plans must not depend on earlier seeds."""
     connection = await asyncpg.connect(
         dsn,
@@ -37,6 +38,8 @@ async def open_session(dsn: str) -> asyncpg.Connection:
         },
     )
     await prepare_connection(connection)
+    [(database, client_port)] = await connection.fetch(SQL.own_session)
+    held.know(connection.get_server_pid(), database, client_port)
     return connection
 
 
@@ -75,14 +78,17 @@ class SimConnection:
 class SimConnections:
     """Sessions for simulated processes, handed out in a fixed order."""
 
-    def __init__(self, scheduler: Scheduler, free: list[asyncpg.Connection], dsn: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, free: list[asyncpg.Connection], dsn: str, held: HeldBackends
+    ) -> None:
         self._scheduler = scheduler
         self._free = free
         self._dsn = dsn
+        self._held = held
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        raw = self._free.pop() if self._free else await open_session(self._dsn)
+        raw = self._free.pop() if self._free else await open_session(self._dsn, self._held)
         try:
             yield SimConnection(self._scheduler, raw)
         finally:
@@ -92,8 +98,15 @@ class SimConnections:
 class Observer:
     """A session of the simulation's own: the clock, who waits for whom, and what a reader would see."""
 
-    def __init__(self, raw: asyncpg.Connection) -> None:
+    def __init__(self, raw: asyncpg.Connection, held: HeldBackends) -> None:
         self._raw = raw
+        self._held = held
+
+    def hold(self, pid: int) -> None:
+        self._held.hold(pid)
+
+    def let_go(self, pid: int) -> None:
+        self._held.let_go(pid)
 
     async def own_the_time(self) -> None:
         await self._raw.execute(SQL.own_the_time)

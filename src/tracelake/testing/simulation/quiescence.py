@@ -51,7 +51,7 @@ async def come_to_rest(world: World) -> Rest:
 
 
 async def _round(world: World, number: int, began: datetime) -> int:
-    await world.scheduler.advance(LEASE * 0.45)
+    world.scheduler.advance(LEASE * 0.45)
     chores = ["deliver", "reap", "watch"]
     chores += ["rewake"] if world.profile.sweeps else []
     chores += ["reconcile"] if world.profile.reconciles else []

@@ -17,6 +17,7 @@ from tracelake.testing.simulation.audit_content import audit_content
 from tracelake.testing.simulation.audit_fences import FenceAudit
 from tracelake.testing.simulation.connection import Observer, SimConnections, open_session
 from tracelake.testing.simulation.findings import Finding
+from tracelake.testing.simulation.lock_waits import HeldBackends
 from tracelake.testing.simulation.message_queue import MessageQueue
 from tracelake.testing.simulation.profile import Profile, draw
 from tracelake.testing.simulation.quiescence import come_to_rest
@@ -52,13 +53,15 @@ class Simulation:
         self._observer: Observer | None = None
         self._sessions: list[asyncpg.Connection] = []
         self._raw: asyncpg.Connection | None = None
+        self._held = HeldBackends()
 
     async def open(self) -> None:
-        self._raw = await open_session(self._dsn)
-        self._observer = Observer(self._raw)
+        self._raw = await open_session(self._dsn, self._held)
+        self._observer = Observer(self._raw, self._held)
         await self._observer.own_the_time()
 
     async def close(self) -> None:
+        self._held.let_all_go()
         for session in [*self._sessions, self._raw]:
             if session is not None:
                 await session.close()
@@ -95,7 +98,7 @@ class Simulation:
             profile,
             scheduler,
             self._observer,
-            SimConnections(scheduler, self._sessions, self._dsn),
+            SimConnections(scheduler, self._sessions, self._dsn, self._held),
             MessageQueue(rng, profile.queue_loss, profile.duplicate),
             profile.layout,
             Entropy(seed),

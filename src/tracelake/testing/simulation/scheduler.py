@@ -2,9 +2,8 @@
 
 Actors are coroutines that hand every statement, pause and look at the world to ``turn`` and wait. Exactly one
 of them runs at any time, and one statement is in flight, except for statements that wait for a lock: those
-are parked until somebody's commit lets them go on. Whether a statement waits is asked of Postgres itself, and
-a parked one has always outlived the deadlock timeout, so that of a cycle the statement that closed it is the
-victim, every time.
+are parked until somebody's commit lets them go on, one at a time (``lock_waits``). Whether a statement waits is
+asked of Postgres itself.
 """
 
 from __future__ import annotations
@@ -43,6 +42,11 @@ class Link(Protocol):
 
 class Monitor(LockMonitor, Protocol):
     async def set_clock(self, now: datetime) -> None: ...
+
+    def hold(self, pid: int) -> None:
+        """Keep the session's server process from going on by itself."""
+
+    def let_go(self, pid: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +89,7 @@ class Scheduler:
     _parked: list[Turn] = field(default_factory=list)
     _running: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _database_now: datetime = START
     _last: str = ""
     _taken: int = 0
     _starved: dict[str, int] = field(default_factory=dict)
@@ -144,11 +149,17 @@ class Scheduler:
                 await self._deliver(turn, Died())
             await self._release_parked()
 
-    async def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
+        """The database's clock follows with the next statement: no one else looks at it."""
         self.now += timedelta(seconds=seconds)
-        await self.monitor.set_clock(self.now)
+
+    async def _set_clock(self) -> None:
+        if self._database_now != self.now:
+            self._database_now = self.now
+            await self.monitor.set_clock(self.now)
 
     async def _directly(self, label: str, run: Callable[[], Awaitable[Any]] | None) -> Any:
+        await self._set_clock()
         try:
             result = await run() if run is not None else None
         except Exception as error:
@@ -187,12 +198,12 @@ class Scheduler:
         eligible = [turn for turn in ready if self._starved.get(turn.actor, 0) <= self._taken]
         later = [turn.due for turn in self._waiting if turn.due is not None and turn.due > self.now]
         if not eligible and later:
-            await self.advance((min(later) - self.now).total_seconds())
+            self.advance((min(later) - self.now).total_seconds())
             return
         if not ready:
             raise AssertionError("every actor waits for a lock that nobody holds")
         if self.rng.random() < self.odds.tick:
-            await self.advance(self.rng.uniform(0, self.odds.longest_tick))
+            self.advance(self.rng.uniform(0, self.odds.longest_tick))
         same = [turn for turn in eligible if turn.actor == self._last]
         stick = same and self.rng.random() < self.odds.stick
         turn = self.rng.choice(same if stick else eligible or ready)
@@ -213,10 +224,12 @@ class Scheduler:
         if turn.run is None:
             await self._finish(turn, None, releases=False)
             return
+        if turn.link is not None:
+            await self._set_clock()
         turn.task = asyncio.ensure_future(_as_coroutine(turn.run))
         if not await self._done_or_waiting(turn):
             self.trace.add(self.now, turn.actor, turn.label, "waits for a lock")
-            self._parked.append(turn)
+            self._park(turn)
             return
         result = _outcome(turn.task)
         if dies == "after" and turn.link is not None:
@@ -247,29 +260,41 @@ class Scheduler:
         """True once the statement is done, False once it waits for a lock that a parked session holds."""
         assert turn.task is not None
         await asyncio.wait({turn.task}, timeout=PATIENCE)
+        statement = _statement(turn)
         while not turn.task.done():
-            if turn.link is not None and await lock_waits.settled(self.monitor, self._in_flight(turn)):
+            if statement is not None and await lock_waits.settled(self.monitor, statement, self._in_flight()):
                 return turn.task.done()
             await asyncio.wait({turn.task}, timeout=PATIENCE / 4)
         return True
 
-    def _in_flight(self, *fresh: Turn) -> list[Statement]:
-        turns = [*self._parked, *fresh]
-        return [Statement(t.link.pid, t.task) for t in turns if t.link is not None and t.task is not None]
+    def _in_flight(self) -> list[Statement]:
+        return [statement for turn in self._parked if (statement := _statement(turn)) is not None]
+
+    def _park(self, turn: Turn) -> None:
+        assert turn.link is not None
+        self.monitor.hold(turn.link.pid)
+        self._parked.append(turn)
 
     async def _release_parked(self) -> None:
-        """Let those go on whose lock has come free, in the order in which they began to wait."""
-        again = True
-        while again and self._parked:
-            await lock_waits.until_settled(self.monitor, self._in_flight())
-            done = [turn for turn in self._parked if turn.task is not None and turn.task.done()]
-            self._parked = [turn for turn in self._parked if turn not in done]
-            again = False
-            for turn in done:
-                assert turn.task is not None
-                result = _outcome(turn.task)
-                again = again or isinstance(result, BaseException)
-                await self._finish(turn, result, releases=False)
+        """Let those go on whose lock has come free, one at a time, in the order in which they began to wait."""
+        while self._parked:
+            in_flight = self._in_flight()
+            free = await lock_waits.granted(self.monitor, in_flight)
+            if free is None:
+                return
+            turn = self._parked.pop(in_flight.index(free))
+            self.monitor.let_go(free.pid)
+            await lock_waits.until_settled(self.monitor, free, self._in_flight())
+            if free.task.done():
+                await self._finish(turn, _outcome(free.task), releases=False)
+            else:
+                self._park(turn)
+
+
+def _statement(turn: Turn) -> Statement | None:
+    if turn.link is None or turn.task is None:
+        return None
+    return Statement(turn.link.pid, turn.task)
 
 
 def _outcome(task: asyncio.Task[Any]) -> Any:

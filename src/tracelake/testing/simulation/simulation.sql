@@ -30,6 +30,10 @@ INSERT INTO sim_clock (now) VALUES ($1)
 -- Time moves when the scheduler says so.
 UPDATE sim_clock SET now = $1
 
+-- name: own_session
+-- What the title of this session's server process says.
+SELECT current_database(), inet_client_port()
+
 -- name: blockers
 -- Who waits for whom.
 SELECT pid, pg_blocking_pids(pid) AS blockers FROM unnest($1::int[]) AS pid

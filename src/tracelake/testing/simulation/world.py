@@ -78,7 +78,8 @@ class World:
 
     def _dispatcher(self) -> StepContext:
         return StepContext(
-            db=Database(self.connections),
+            # How long a rollback takes is the scheduler's business, not that of the machine that runs it.
+            db=Database(self.connections, rollback_seconds=None),
             entropy=self.entropy,
             cards=JobCards(),
             objects=self.objects,
