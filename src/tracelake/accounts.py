@@ -106,7 +106,7 @@ def _account(purpose: str, uid: int) -> Account:
 def _free_numbers() -> Iterable[tuple[int, int]]:
     """Each with its lock held; whoever takes one closes it, and those passed over are closed here."""
     folder = _folder()
-    running = _uids_of_processes()
+    running = uids_of_processes()
     for uid in range(FIRST_UID, LAST_UID + 1):
         if uid in running or _is_known(uid):
             continue
@@ -157,7 +157,8 @@ def _is_known(uid: int) -> bool:
         return False
 
 
-def _uids_of_processes() -> set[int]:
+def uids_of_processes() -> set[int]:
+    """Whom anything on the machine runs as, as far as ``/proc`` shows it."""
     found: set[int] = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
