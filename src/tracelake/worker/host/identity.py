@@ -1,8 +1,8 @@
 """Whom operators run as, and how a process becomes that for good.
 
 Root starts each of them as an account of its own (``tracelake.accounts``), or all of them as the one that it is
-told. Anybody else can only start them as themselves. Either way nothing of root's power is left: no capability, none
-to be had from a program on disk.
+told. Anybody else can only start them as themselves. Either way nothing of root's power is left: no capability,
+none to be had from a program on disk.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The keeper of one process that the host starts: the init of its namespaces, and the hand that shows it objects.
 
-A keeper is a fork of the host and keeps the host's power; the process is a fork of the keeper that has dropped all of
-it. The two are alone in their namespaces. So a process can neither see, signal nor trace that of another job, nor the
-Spark server; and when it ends, the keeper does, and with it whatever it left behind.
+A keeper is a fork of the host and keeps the host's power; the process is a fork of the keeper that has dropped all
+of it. The two are alone in their namespaces. So a process can neither see, signal nor trace that of another job,
+nor the Spark server; and when it ends, the keeper does, and with it whatever it left behind.
 
 The process sees a machine that it can't write to, a folder of its own, and an empty object root. What an attempt
-may read or write of the objects is mounted there by its keeper, when the wrapper says so, and taken away afterwards:
+may read or write of the objects is mounted there by its keeper, when the wrapper says so, and taken away
+afterwards:
 
     Grant      a folder below the object root appears, read-only unless it is the attempt's own
     Withdraw   what could be written becomes read-only, also for whoever has a folder open there, which the kernel
@@ -194,9 +195,9 @@ class _Keeper:
 class Objects:
     """The object root as one process sees it: empty, but for what it is shown.
 
-    Four mounts lie there one upon another: the objects, to be written to; the same, to be read; the folders that lead
-    to what is shown, to be written to; and these, to be read, which is all that the process ever sees. The others
-    are reached by descriptors that only the keeper has.
+    Four mounts lie there one upon another: the objects, to be written to; the same, to be read; the folders that
+    lead to what is shown, to be written to; and these, to be read, which is all that the process ever sees. The
+    others are reached by descriptors that only the keeper has.
     """
 
     def __init__(self, root: Path) -> None:

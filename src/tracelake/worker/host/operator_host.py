@@ -6,8 +6,8 @@ and next to no environment. It becomes two processes:
     guardian   arranges what all processes see alike, and then does nothing; when the wrapper is gone, by its own
                will or killed, the lifeline ends, and the guardian kills the zygote
     zygote     the private view's init: imports what operators will need and forks them on request (``zygote``),
-               each with a keeper that gives it namespaces and an identity of its own (``keeper``). When it ends, the
-               kernel kills every process in the view, whatever group or session it has fled to
+               each with a keeper that gives it namespaces and an identity of its own (``keeper``). When it ends,
+               the kernel kills every process in the view, whatever group or session it has fled to
 
 So nothing that an operator starts outlives its wrapper. Without namespaces the same two processes do it by hand:
 both adopt orphans and kill whom they adopt.
@@ -36,8 +36,8 @@ from tracelake.worker.host.process_tree import kill_children
 from tracelake.worker.host.protocol import Refused, Setup, read_to_host, send_packet
 
 _SCRATCH = (namespaces.SHARED_MEMORY, Path("/tmp"), Path("/var/tmp"))
-"""Where anybody may write: each process gets its own, empty and gone with it. The embedded database keeps segments in
-the first."""
+"""Where anybody may write: each process gets its own, empty and gone with it. The embedded database keeps segments
+in the first."""
 
 
 def main(control_fd: int, lifeline: int) -> int:

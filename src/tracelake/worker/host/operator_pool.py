@@ -1,12 +1,12 @@
 """Warm operator processes: one is ready before a task asks for it.
 
-A process is fresh until its first attempt, and from then on belongs to the job of that attempt: what an operator has
-changed in it meets no other job's tasks. One that comes back is used again only if it said that it is as it was
+A process is fresh until its first attempt, and from then on belongs to the job of that attempt: what an operator
+has changed in it meets no other job's tasks. One that comes back is used again only if it said that it is as it was
 before, has no child as far as the kernel knows, and hasn't served too many attempts.
 
-There is always a fresh process for each source of operators, and as many in all as tasks may run at once, and one to
-spare. Of those that belong to a job some are kept; who was used longest ago goes first. One that dies while it waits
-is replaced, after a pause that grows when they die again and again. With its host the pool is at an end.
+There is always a fresh process for each source of operators, and as many in all as tasks may run at once, and one
+to spare. Of those that belong to a job some are kept; who was used longest ago goes first. One that dies while it
+waits is replaced, after a pause that grows when they die again and again. With its host the pool is at an end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,15 @@ def use_of(task: TaskPayload) -> Use:
         sorted((str(each.dataset_uuid), str(each.dataset_version)) for each in side)
         for side in (task.inputs, task.outputs)
     ]
-    defined = [task.config, task.udf, task.secrets, task.runtime, task.update_strategy, task.unique_key, places]
+    defined = [
+        task.config,
+        task.udf,
+        task.secrets,
+        task.runtime,
+        task.update_strategy,
+        task.unique_key,
+        places,
+    ]
     encoded = msgspec.json.encode(defined, order="deterministic")
     return Use(task.job.dag_name, task.job.name, task.operator, hashlib.sha256(encoded).digest())
 
@@ -199,8 +207,8 @@ class OperatorPool:
             self._gap.set()
 
     def _lacks(self) -> tuple[bool, str | None]:
-        """Whether another process is to be started, and with which source: for whoever waits, then so that there is a
-        fresh one of each, then so that there are enough."""
+        """Whether another process is to be started, and with which source: for whoever waits, then so that there is
+        a fresh one of each, then so that there are enough."""
         for waiting in self._waiting:
             if not waiting.process.done():
                 return True, waiting.source

@@ -1,9 +1,9 @@
 """What the zygote imports so that operator processes needn't.
 
-The built-in operators and the libraries that they need. What the worker was told to load, and operators of installed
-packages, are imported by the processes that run them: nobody vouches for what they do at import, and the zygote is
-the template of everybody's processes. For Spark, the Connect client without a channel: gRPC's threads wouldn't
-survive a fork.
+The built-in operators and the libraries that they need. What the worker was told to load, and operators of
+installed packages, are imported by the processes that run them: nobody vouches for what they do at import, and the
+zygote is the template of everybody's processes. For Spark, the Connect client without a channel: gRPC's threads
+wouldn't survive a fork.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 It runs no code of anybody but ours and of the libraries that we import: what operators bring is loaded by the
 processes that run it. So it may keep the power that it takes to give each of them namespaces, an identity and a
 folder of their own (``keeper``). It has no threads, so a fork is safe; what it preloads must start none. Without
-namespaces it adopts what processes leave behind, and kills whatever child isn't one that it was asked for. ``Gone`` is
-said when nothing is left. Leftovers that multiply faster than they can be killed take the zygote with them, and
+namespaces it adopts what processes leave behind, and kills whatever child isn't one that it was asked for. ``Gone``
+is said when nothing is left. Leftovers that multiply faster than they can be killed take the zygote with them, and
 so the whole view.
 """
 
@@ -49,8 +49,8 @@ from tracelake.worker.host.protocol import (
 _ORPHAN_SCAN_MS = 1000
 _LEFTOVERS_SECONDS = 10.0
 _UNSEALED = (
-    "user namespaces can't be forbidden to operators here (/proc/sys is read-only): each attempt gets a process of its"
-    " own, and what runs on Spark could keep a way to write to files that it has written"
+    "user namespaces can't be forbidden to operators here (/proc/sys is read-only): each attempt gets a process"
+    " of its own, and what runs on Spark could keep a way to write to files that it has written"
 )
 
 
