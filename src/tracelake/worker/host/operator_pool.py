@@ -4,16 +4,17 @@ A process is fresh until its first attempt, and from then on belongs to the job 
 has changed in it meets no other job's tasks. One that comes back is used again only if it said that it is as it was
 before, has no child as far as the kernel knows, and hasn't served too many attempts.
 
-There is always a fresh process for each source of operators, and as many in all as tasks may run at once, and one
-to spare. Of those that belong to a job some are kept; who was used longest ago goes first. One that dies while it
-waits is replaced, after a pause that grows when they die again and again. With its host the pool is at an end.
+There is always a fresh process for each source of operators; of the source that was asked for last there are as
+many as tasks may run at once. Of those that belong to a job some are kept; who was used longest ago goes first. One
+that dies while it waits is replaced, after a pause that grows when they die again and again. With its host the pool
+is at an end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -81,6 +82,7 @@ class OperatorPool:
         self._size = size
         self._kept = max(_KEPT, 2 * size)
         self._sources = [None, *sorted({each for each in host.operators.values() if each is not None})]
+        self._last: str | None = None
         self._idle: deque[OperatorProcess] = deque()
         self._taken: set[OperatorProcess] = set()
         self._waiting: deque[_Waiting] = deque()
@@ -105,7 +107,7 @@ class OperatorPool:
             process = self._find(use, source) or await self._next(use, source)
             # It may have died since it was found ready.
             if process.alive:
-                process.use = use
+                process.use, self._last = use, source
                 self._taken.add(process)
                 self._gap.set()
                 return process
@@ -207,16 +209,16 @@ class OperatorPool:
             self._gap.set()
 
     def _lacks(self) -> tuple[bool, str | None]:
-        """Whether another process is to be started, and with which source: for whoever waits, then so that there is
-        a fresh one of each, then so that there are enough."""
+        """Whether another process is to be started, and with which source: for whoever waits, then so that there
+        are enough fresh ones."""
         for waiting in self._waiting:
             if not waiting.process.done():
                 return True, waiting.source
-        fresh = {process.source for process in self._idle if process.use is None}
+        fresh = Counter(process.source for process in self._idle if process.use is None)
         for source in self._sources[:_MAX_SOURCES]:
-            if source not in fresh:
+            if fresh[source] < (self._size if source == self._last else 1):
                 return True, source
-        return len(self._idle) + len(self._taken) + len(self._tidying) <= self._size, None
+        return False, None
 
     async def _keep_warm(self) -> None:
         died = asyncio.create_task(self._host.died())
