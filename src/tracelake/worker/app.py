@@ -65,7 +65,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     secrets = SecretProvider(os.environ, settings.secrets_file)
     rpc_pools = RpcPools(settings.rpc_pools, os.environ, required=settings.rpc_pools_required)
     parts.enter_context(own_work_folder(settings.work_folder))
-    settings.log_folder.mkdir(parents=True, exist_ok=True)
+    settings.log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
     supply = OperatorSupply(_host_spec(settings), settings.concurrency)
@@ -156,7 +156,8 @@ async def _start_spark(
 
 
 def _host_spec(settings: WorkerSettings) -> HostSpec:
-    hidden = tuple(file for file in (settings.secrets_file, settings.rpc_pools) if file is not None)
+    secret = (settings.secrets_file, settings.rpc_pools)
+    hidden = (settings.log_folder, *(file for file in secret if file is not None))
     return HostSpec(
         home=settings.home,
         object_root=settings.object_root,

@@ -71,7 +71,7 @@ def chosen_account(user: str) -> Account:
         raise _unsafe(
             user, "is everybody's: other programs run as it too, and could read and change its files"
         )
-    if entry.pw_uid in accounts.uids_of_processes():
+    if entry.pw_uid in accounts.uids_of_processes(outside=True):
         raise _unsafe(user, "has running processes, which could read and change what operators have")
     return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
