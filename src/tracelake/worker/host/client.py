@@ -131,9 +131,8 @@ class OperatorHost:
 
     async def spawn(self, source: str | None = None) -> OperatorProcess:
         """A new process that has said that it's ready, with the operators of ``source``."""
-        account = await self._accounts.take(_OPERATOR)
         key = next(self._keys)
-        folder = self._make_folder(f"process-{key}", account)
+        account, folder = await self._prepare(_OPERATOR, f"process-{key}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
         def gone() -> None:
@@ -166,8 +165,7 @@ class OperatorHost:
     ) -> HostedProgram:
         """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own, and
         stays for the next life of the same program. ``log`` stays the caller's."""
-        account = await self._accounts.take(_PROGRAM)
-        own = self._make_folder(folder.name, account)
+        account, own = await self._prepare(_PROGRAM, folder.name)
         order = Program(next(self._keys), str(own), account, list(argv), dict(env))
         hosted = await self._begin(order, log, lambda: self._accounts.give_back(_PROGRAM, account))
         return HostedProgram(hosted)
@@ -208,6 +206,14 @@ class OperatorHost:
             self._kill(order.key)
             raise
         return hosted
+
+    async def _prepare(self, purpose: str, name: str) -> tuple[Account | None, Path]:
+        account = await self._accounts.take(purpose)
+        try:
+            return account, self._make_folder(name, account)
+        except BaseException:
+            self._accounts.give_back(purpose, account)
+            raise
 
     def _make_folder(self, name: str, account: Account | None) -> Path:
         """For one process, closed to everybody else."""

@@ -243,10 +243,10 @@ class Objects:
         try:
             namespaces.remount(path, read_only=True)
         except OSError as error:
-            if error.errno != errno.EBUSY or not force:
-                if error.errno == errno.EBUSY:
-                    return False
+            if error.errno != errno.EBUSY:
                 raise
+            if not force:
+                return False
         kernel.unmount(path)
         os.close(self._shown.pop(place))
         return True

@@ -10,6 +10,7 @@ so the whole view.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -48,6 +49,7 @@ from tracelake.worker.host.protocol import (
 
 _ORPHAN_SCAN_MS = 1000
 _LEFTOVERS_SECONDS = 10.0
+_NO_NAMESPACES = 71
 _UNSEALED = (
     "user namespaces can't be forbidden to operators here (/proc/sys is read-only): each attempt gets a process"
     " of its own, and what runs on Spark could keep a way to write to files that it has written"
@@ -128,12 +130,17 @@ class Zygote:
             descriptors=[write],
             start=lambda: _prove(setup, needed, write),
         )
-        pid = self._fork(kept, theirs, before=[read])
+        try:
+            pid = self._fork(kept, theirs, before=[read])
+        except OSError as error:
+            raise namespaces.NoNamespaces(error) from None
         os.close(write)
         with os.fdopen(read, "rb") as file:
             said = file.read()
         ours.close()
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) == _NO_NAMESPACES:
+            raise namespaces.NoNamespaces(OSError(errno.EPERM, "one within another isn't allowed"))
         if not said:
             # What it said to standard error says why.
             raise SystemExit(FAILED)
@@ -234,6 +241,10 @@ class Zygote:
             for descriptor in (*before, *([self._own] if self._own >= 0 else [])):
                 os.close(descriptor)
             keep(self._view, kept, line, parent)
+        except namespaces.NoNamespaces as error:
+            sys.stderr.write(f"{error.message}\n")
+            sys.stderr.flush()
+            os._exit(_NO_NAMESPACES)
         except BaseException as error:
             sys.stderr.write(f"a process of the operator host failed: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
