@@ -106,7 +106,7 @@ def _account(purpose: str, uid: int) -> Account:
 def _free_numbers() -> Iterable[tuple[int, int]]:
     """Each with its lock held; whoever takes one closes it, and those passed over are closed here."""
     folder = _folder()
-    running = _uids_of_processes()
+    running = uids_of_processes()
     for uid in range(FIRST_UID, LAST_UID + 1):
         if uid in running or _is_known(uid):
             continue
@@ -157,15 +157,18 @@ def _is_known(uid: int) -> bool:
         return False
 
 
-def _uids_of_processes() -> set[int]:
+def uids_of_processes(*, outside: bool = False) -> set[int]:
+    """Whom anything on the machine runs as, as far as ``/proc`` shows it; ``outside`` leaves out what runs in a
+    process namespace of its own, as operators do."""
     found: set[int] = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             try:
                 # The owner of a process that can't be dumped shows as root; its status says who it is.
                 with open(f"/proc/{entry.name}/status", encoding="ascii", errors="replace") as status:
-                    line = next((line for line in status if line.startswith("Uid:")), "")
-                found.update(int(number) for number in line.split()[1:])
+                    told = dict(line.split(":", 1) for line in status if line.startswith(("Uid:", "NSpid:")))
+                if not (outside and len(told.get("NSpid", "").split()) > 1):
+                    found.update(int(number) for number in told.get("Uid", "").split())
             except (OSError, ValueError):
                 continue
     return found

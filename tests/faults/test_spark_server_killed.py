@@ -33,13 +33,13 @@ class Unreliable(LocalPrograms):
         self.starts = 0
 
     async def start_program(
-        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, cwd: Path
+        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> LocalProgram:
         self.starts += 1
         if self.failures:
             self.failures -= 1
             raise Unavailable("HostGone", "no program was started")
-        return await super().start_program(argv, env, log=log, cwd=cwd)
+        return await super().start_program(argv, env, log=log, folder=folder)
 
 
 async def test_a_killed_server_is_lost_at_once_and_replaced(tmp_path: Path) -> None:

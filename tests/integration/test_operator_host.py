@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -16,20 +17,24 @@ import pytest
 from tracelake.contracts.operator_protocol import Cancel, Finished
 from tracelake.domain.errors import Invalid, TracelakeError, Unavailable
 from tracelake.testing.operator_scene import (
+    HELD,
     attempt,
     begin,
     code_that_holds,
+    held_folder,
     is_held,
     make_home,
     run_message,
     running_host,
+    spawn,
     until_printed,
     until_released,
 )
 from tracelake.worker.host.client import HostSpec, OperatorGone, OperatorHost, OperatorProcess
-from tracelake.worker.host.operator_pool import MAX_RUNS, OperatorPool
+from tracelake.worker.host.operator_pool import MAX_RUNS, OperatorPool, use_of
 
 AS_ROOT = os.geteuid() == 0
+USE = use_of(run_message("try_code").task)
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ async def host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
 
 
 async def test_an_attempt_runs_and_the_process_is_ready_for_the_next_one(host: OperatorHost) -> None:
-    process = await host.spawn()
+    process = await spawn(host)
     for number in range(3):
         told = await attempt(process, f"print('attempt', {number})")
         assert (told.finished.status, told.output) == ("Completed", f"attempt {number}\n")
@@ -53,7 +58,7 @@ async def test_an_attempt_runs_and_the_process_is_ready_for_the_next_one(host: O
 
 async def test_modules_that_were_not_loaded_before_can_still_be_imported(host: OperatorHost) -> None:
     told = await attempt(
-        await host.spawn(),
+        await spawn(host),
         """
         import importlib, sys
         for name in ("sqlite3", "wave", "xml.dom.minidom", "httpx", "structlog"):
@@ -68,7 +73,7 @@ async def test_modules_that_were_not_loaded_before_can_still_be_imported(host: O
 
 
 async def test_processes_have_different_numbers_that_are_true_outside(host: OperatorHost) -> None:
-    first, second = await host.spawn(), await host.spawn()
+    first, second = await spawn(host), await spawn(host)
     assert first.pid != second.pid
     for process in (first, second):
         assert Path(f"/proc/{process.pid}").exists()
@@ -78,19 +83,19 @@ async def test_processes_have_different_numbers_that_are_true_outside(host: Oper
 
 async def test_the_environment_is_the_attempts_own(host: OperatorHost) -> None:
     told = await attempt(
-        await host.spawn(), "import os; print(sorted(os.environ))", {"TRACE_TASK_CAPABILITY_TOKEN": "token"}
+        await spawn(host), "import os; print(sorted(os.environ))", {"TRACE_TASK_CAPABILITY_TOKEN": "token"}
     )
     assert told.output == "['HOME', 'LANG', 'PATH', 'TMPDIR', 'TRACE_TASK_CAPABILITY_TOKEN']\n"
 
 
 async def test_copies_draw_different_random_numbers(host: OperatorHost) -> None:
     code = "import random, uuid; print(random.random(), uuid.uuid4())"
-    first, second = [await attempt(await host.spawn(), code) for _ in range(2)]
+    first, second = [await attempt(await spawn(host), code) for _ in range(2)]
     assert first.output != second.output
 
 
 async def test_who_ignores_signals_is_killed_with_its_children(host: OperatorHost, spec: HostSpec) -> None:
-    process = await host.spawn()
+    process = await spawn(host, HELD)
     code = """
     read, write = os.pipe()
     if os.fork() == 0:
@@ -99,10 +104,10 @@ async def test_who_ignores_signals_is_killed_with_its_children(host: OperatorHos
     os.read(read, 100)
     hold("parent")
     """
-    output = await begin(process, code_that_holds(spec.work_folder, code))
+    output = await begin(process, code_that_holds(held_folder(spec), code))
     await until_printed(output, "holding parent")
     os.close(output)
-    held = [spec.work_folder / name for name in ("parent", "child")]
+    held = [held_folder(spec) / name for name in ("parent", "child")]
     assert [is_held(path) for path in held] == [True, True]
     await process.kill()
     assert [is_held(path) for path in held] == [False, False]
@@ -125,21 +130,21 @@ print("daemon is there", flush=True)
 
 
 async def test_a_daemon_is_found_and_ends_with_its_attempt(host: OperatorHost, spec: HostSpec) -> None:
-    process = await host.spawn()
-    told = await attempt(process, code_that_holds(spec.work_folder, DAEMON))
+    process = await spawn(host, HELD)
+    told = await attempt(process, code_that_holds(held_folder(spec), DAEMON))
     assert told.finished.status == "Completed"
     assert not told.finished.reusable
     await process.kill()
-    assert not is_held(spec.work_folder / "daemon")
+    assert not is_held(held_folder(spec) / "daemon")
 
 
 async def test_a_daemon_ends_when_its_operator_dies(host: OperatorHost, spec: HostSpec) -> None:
-    process = await host.spawn()
-    code = code_that_holds(spec.work_folder, DAEMON + "os.kill(os.getpid(), signal.SIGSEGV)")
+    process = await spawn(host, HELD)
+    code = code_that_holds(held_folder(spec), DAEMON + "os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(OperatorGone, match="SIGSEGV"):
         await attempt(process, code)
-    await until_released(spec.work_folder / "daemon")
-    assert (await attempt(await host.spawn(), "print(1)")).output == "1\n"
+    await until_released(held_folder(spec) / "daemon")
+    assert (await attempt(await spawn(host), "print(1)")).output == "1\n"
 
 
 async def test_many_leftovers_in_chains_and_groups_of_their_own_are_all_gone(
@@ -160,17 +165,17 @@ async def test_many_leftovers_in_chains_and_groups_of_their_own_are_all_gone(
     while seen.count(b"holding") < 20:
         seen += os.read(read, 4096)
     """
-    process = await host.spawn()
-    assert not (await attempt(process, code_that_holds(spec.work_folder, code))).finished.reusable
+    process = await spawn(host, HELD)
+    assert not (await attempt(process, code_that_holds(held_folder(spec), code))).finished.reusable
     await process.kill()
-    assert [path.name for path in spec.work_folder.glob("left-*") if is_held(path)] == []
-    assert len(list(spec.work_folder.glob("left-*"))) == 20
+    assert [path.name for path in held_folder(spec).glob("left-*") if is_held(path)] == []
+    assert len(list(held_folder(spec).glob("left-*"))) == 20
 
 
 @pytest.mark.parametrize("mode", ["required", *([] if AS_ROOT else ["never"])])
 async def test_a_killed_wrapper_leaves_no_process(tmp_path: Path, mode: str) -> None:
     spec = make_home(tmp_path)
-    code = code_that_holds(spec.work_folder, DAEMON + "hold('operator')")
+    code = code_that_holds(held_folder(spec), DAEMON + "hold('operator')")
     wrapper = subprocess.Popen(
         [sys.executable, "-m", "tracelake.testing.operator_scene", str(tmp_path), mode],
         stdin=subprocess.PIPE,
@@ -182,11 +187,11 @@ async def test_a_killed_wrapper_leaves_no_process(tmp_path: Path, mode: str) -> 
         wrapper.stdin.write(code.encode())
         wrapper.stdin.close()
         await until_printed(wrapper.stdout.fileno(), "holding operator")
-        assert is_held(spec.work_folder / "daemon")
-        assert is_held(spec.work_folder / "operator")
+        assert is_held(held_folder(spec) / "daemon")
+        assert is_held(held_folder(spec) / "operator")
         wrapper.kill()
     for name in ("daemon", "operator"):
-        await until_released(spec.work_folder / name)
+        await until_released(held_folder(spec) / name)
 
 
 async def test_how_a_process_ended_is_told(host: OperatorHost) -> None:
@@ -195,7 +200,7 @@ async def test_how_a_process_ended_is_told(host: OperatorHost) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     ):
         with pytest.raises(OperatorGone, match=why):
-            await attempt(await host.spawn(), code)
+            await attempt(await spawn(host), code)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ async def test_how_a_process_ended_is_told(host: OperatorHost) -> None:
     ],
 )
 async def test_what_is_no_message_ends_the_conversation(host: OperatorHost, said: bytes, why: str) -> None:
-    process = await host.spawn()
+    process = await spawn(host)
     code = f"""
     import os, socket, stat
     for descriptor in range(3, 50):
@@ -229,7 +234,7 @@ async def test_what_is_no_message_ends_the_conversation(host: OperatorHost, said
 
 
 async def test_an_operator_that_floods_or_does_not_listen_can_still_be_killed(host: OperatorHost) -> None:
-    process = await host.spawn()
+    process = await spawn(host)
     output = await begin(
         process,
         """
@@ -256,13 +261,13 @@ async def test_a_program_runs_with_its_log_environment_and_folder(host: Operator
         ["/bin/sh", "-c", "pwd; echo $ANSWER; env | wc -l; exit 7"],
         {"ANSWER": "42"},
         log=write,
-        cwd=spec.work_folder,
+        folder=spec.work_folder / "program",
     )
     os.close(write)
     assert await program.wait() == 7
     said = os.read(read, 4096).decode().split()
     os.close(read)
-    assert said[:2] == [str(spec.work_folder), "42"]
+    assert said[:2] == [str(spec.work_folder / "program"), "42"]
     # The shell adds PWD and its like.
     assert int(said[2]) <= 4
 
@@ -279,21 +284,24 @@ async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorH
     hold("program")
     """
     read, write = os.pipe()
-    argv = [sys.executable, "-c", code_that_holds(spec.work_folder, code)]
-    program = await host.start_program(argv, {}, log=write, cwd=spec.work_folder)
+    folder = spec.work_folder / "program"
+    argv = [sys.executable, "-c", code_that_holds(folder, code)]
+    program = await host.start_program(argv, {}, log=write, folder=spec.work_folder / "program")
     os.close(write)
     await until_printed(read, "holding program")
     os.close(read)
-    assert is_held(spec.work_folder / "child")
+    assert is_held(folder / "child")
     await program.kill()
     assert await program.wait() == -signal.SIGKILL
-    assert not is_held(spec.work_folder / "child")
-    assert not is_held(spec.work_folder / "program")
+    assert not is_held(folder / "child")
+    assert not is_held(folder / "program")
 
 
 async def test_a_program_that_does_not_exist_says_so(host: OperatorHost, spec: HostSpec) -> None:
     read, write = os.pipe()
-    program = await host.start_program(["/no/such/program"], {}, log=write, cwd=spec.work_folder)
+    program = await host.start_program(
+        ["/no/such/program"], {}, log=write, folder=spec.work_folder / "program"
+    )
     os.close(write)
     assert await program.wait() == 127
     assert b"No such file" in os.read(read, 4096)
@@ -302,34 +310,34 @@ async def test_a_program_that_does_not_exist_says_so(host: OperatorHost, spec: H
 
 async def test_when_the_host_dies_everything_it_started_is_gone(spec: HostSpec) -> None:
     host = await OperatorHost.start(spec)
-    process = await host.spawn()
-    waiting = await host.spawn()
-    output = await begin(process, code_that_holds(spec.work_folder, DAEMON + "hold('operator')"))
+    process = await spawn(host, HELD)
+    waiting = await spawn(host)
+    output = await begin(process, code_that_holds(held_folder(spec), DAEMON + "hold('operator')"))
     await until_printed(output, "holding operator")
     os.close(output)
-    zygote = _parent(process.pid)
+    zygote = _parent(_parent(process.pid))
     os.kill(zygote, signal.SIGKILL)
     await host.died()
     for each in (process, waiting):
         with pytest.raises(OperatorGone):
             await _finished(each)
     for name in ("daemon", "operator"):
-        assert not is_held(spec.work_folder / name)
+        assert not is_held(held_folder(spec) / name)
     with pytest.raises(Unavailable, match="has ended"):
-        await host.spawn()
+        await spawn(host)
     await host.stop()
 
 
 async def test_when_the_hosts_guardian_is_killed_everything_is_gone_as_well(spec: HostSpec) -> None:
     host = await OperatorHost.start(spec)
-    process = await host.spawn()
-    output = await begin(process, code_that_holds(spec.work_folder, DAEMON + "hold('operator')"))
+    process = await spawn(host, HELD)
+    output = await begin(process, code_that_holds(held_folder(spec), DAEMON + "hold('operator')"))
     await until_printed(output, "holding operator")
     os.close(output)
-    os.kill(_parent(_parent(process.pid)), signal.SIGKILL)
+    os.kill(_parent(_parent(_parent(process.pid))), signal.SIGKILL)
     await host.died()
     for name in ("daemon", "operator"):
-        await until_released(spec.work_folder / name)
+        await until_released(held_folder(spec) / name)
     with pytest.raises(OperatorGone):
         await _finished(process)
 
@@ -349,10 +357,10 @@ async def test_a_leftover_that_flees_from_process_to_process_is_caught(
                 os._exit(0)
     os.read(read, 1)
     """
-    process = await host.spawn()
-    assert not (await attempt(process, code_that_holds(spec.work_folder, code))).finished.reusable
+    process = await spawn(host, HELD)
+    assert not (await attempt(process, code_that_holds(held_folder(spec), code))).finished.reusable
     await process.kill()
-    assert not is_held(spec.work_folder / "fleeing")
+    assert not is_held(held_folder(spec) / "fleeing")
 
 
 async def test_an_operator_file_that_is_broken_is_named(spec: HostSpec, tmp_path: Path) -> None:
@@ -383,29 +391,35 @@ async def test_without_namespaces_it_works_or_says_what_is_missing(spec: HostSpe
         return
     async with running_host(never) as host:
         assert "without a private view" in host.view
-        process = await host.spawn()
-        told = await attempt(process, code_that_holds(spec.work_folder, DAEMON))
+        process = await spawn(host, HELD)
+        told = await attempt(process, code_that_holds(held_folder(spec), DAEMON))
         assert told.finished.status == "Completed"
         await process.kill()
-        assert not is_held(spec.work_folder / "daemon")
+        assert not is_held(held_folder(spec) / "daemon")
 
 
-async def test_an_account_that_is_root_or_unknown_is_refused(spec: HostSpec) -> None:
+async def test_an_account_that_is_root_shared_or_unknown_is_refused(spec: HostSpec) -> None:
     if not AS_ROOT:
         return
-    for user, why in (("root", "root"), ("0", "root"), ("no-such-account", "no account")):
+    for user, why in (
+        ("root", "root"),
+        ("0", "root"),
+        ("nobody", "everybody's"),
+        (str(pwd.getpwnam("nobody").pw_uid), "everybody's"),
+        ("no-such-account", "no account"),
+    ):
         with pytest.raises(Invalid, match=why):
             await OperatorHost.start(replace(spec, user=user))
 
 
 async def test_the_pool_keeps_processes_ready_and_uses_them_again(host: OperatorHost) -> None:
     pool = OperatorPool(host, 2)
-    first = await pool.take()
+    first = await pool.take(USE)
     assert (await attempt(first, "print(1)")).finished.reusable
     await pool.give_back(first, reusable=True)
     seen = {first.pid}
     for _ in range(4):
-        process = await pool.take()
+        process = await pool.take(USE)
         seen.add(process.pid)
         await attempt(process, "print(1)")
         await pool.give_back(process, reusable=True)
@@ -415,7 +429,7 @@ async def test_the_pool_keeps_processes_ready_and_uses_them_again(host: Operator
 
 async def test_the_pool_gives_no_process_twice_at_a_time(host: OperatorHost) -> None:
     pool = OperatorPool(host, 2)
-    taken = await asyncio.gather(*(pool.take() for _ in range(5)))
+    taken = await asyncio.gather(*(pool.take(USE) for _ in range(5)))
     assert len({process.pid for process in taken}) == 5
     await asyncio.gather(*(pool.give_back(process, reusable=True) for process in taken))
     await pool.close()
@@ -424,7 +438,7 @@ async def test_the_pool_gives_no_process_twice_at_a_time(host: OperatorHost) -> 
 @pytest.mark.parametrize("reason", ["not reusable", "left a child", "ran too often", "dead"])
 async def test_the_pool_does_not_use_a_process_again(host: OperatorHost, reason: str) -> None:
     pool = OperatorPool(host, 1)
-    process = await pool.take()
+    process = await pool.take(USE)
     if reason == "left a child":
         await attempt(process, "import subprocess; subprocess.Popen(['sleep', '600'])")
     else:
@@ -435,7 +449,7 @@ async def test_the_pool_does_not_use_a_process_again(host: OperatorHost, reason:
         os.kill(process.pid, signal.SIGKILL)
     await pool.give_back(process, reusable=reason != "not reusable")
     await process.hosted.gone
-    other = await pool.take()
+    other = await pool.take(USE)
     assert other is not process
     assert (await attempt(other, "print(1)")).output == "1\n"
     await pool.give_back(other, reusable=True)
@@ -444,11 +458,11 @@ async def test_the_pool_does_not_use_a_process_again(host: OperatorHost, reason:
 
 async def test_a_process_that_dies_while_it_waits_is_replaced(host: OperatorHost) -> None:
     pool = OperatorPool(host, 1)
-    process = await pool.take()
+    process = await pool.take(USE)
     await pool.give_back(process, reusable=True)
     os.kill(process.pid, signal.SIGKILL)
     await process.hosted.gone
-    other = await pool.take()
+    other = await pool.take(USE)
     assert (await attempt(other, "print('alive')")).output == "alive\n"
     await pool.give_back(other, reusable=False)
     await pool.close()
@@ -457,23 +471,23 @@ async def test_a_process_that_dies_while_it_waits_is_replaced(host: OperatorHost
 async def test_a_pool_whose_host_died_says_so(spec: HostSpec) -> None:
     async with running_host(spec) as host:
         pool = OperatorPool(host, 1)
-        process = await pool.take()
-        os.kill(_parent(process.pid), signal.SIGKILL)
+        process = await pool.take(USE)
+        os.kill(_parent(_parent(process.pid)), signal.SIGKILL)
         await host.died()
         await pool.give_back(process, reusable=True)
         with pytest.raises(Unavailable, match="host has ended"):
-            await pool.take()
+            await pool.take(USE)
         await pool.close()
 
 
 async def test_who_stops_waiting_for_a_process_takes_none_away(host: OperatorHost) -> None:
     pool = OperatorPool(host, 1)
-    waiting = [asyncio.create_task(pool.take()) for _ in range(3)]
+    waiting = [asyncio.create_task(pool.take(USE)) for _ in range(3)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    process = await pool.take()
+    process = await pool.take(USE)
     await pool.give_back(process, reusable=True)
     await pool.close()
 
@@ -481,7 +495,7 @@ async def test_who_stops_waiting_for_a_process_takes_none_away(host: OperatorHos
 async def test_a_run_of_an_operator_that_is_not_there_fails_and_says_what_there_is(
     host: OperatorHost,
 ) -> None:
-    process = await host.spawn()
+    process = await spawn(host)
     with open(os.devnull, "wb") as log:
         await process.run(run_message("no_such_operator"), log.fileno())
     finished = await process.receive()

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelake.testing.operator_scene import attempt, make_home, running_host
+from tracelake.testing.operator_scene import attempt, make_home, running_host, spawn
 from tracelake.worker.host.private_view import Blank, Cover, Show, Step, plan_view
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -97,22 +97,28 @@ async def test_nothing_of_the_view_is_seen_outside(tmp_path: Path) -> None:
     async with running_host(spec) as host:
         assert Path("/proc/self/mountinfo").read_text() == before
         assert ((spec.home or tmp_path) / "secrets.json").read_text()
-        told = await attempt(await host.spawn(), "print(len(open('/proc/self/mountinfo').readlines()))")
+        told = await attempt(await spawn(host), "print(len(open('/proc/self/mountinfo').readlines()))")
         assert int(told.output) > len(before.splitlines())
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-async def test_an_object_root_and_a_work_folder_reached_through_links_work(tmp_path: Path) -> None:
+async def test_an_object_root_and_a_work_folder_reached_through_links_show_no_more(tmp_path: Path) -> None:
     spec = make_home(tmp_path)
     link = tmp_path / "linked"
     link.symlink_to(tmp_path / "home")
     linked = replace(spec, home=link, object_root=link / "objects", work_folder=link / "work")
-    (spec.object_root / "file").write_text("content")
+    for name in ("shown", "other"):
+        (spec.object_root / "dataset" / name).mkdir(parents=True)
+        (spec.object_root / "dataset" / name / "file").write_text("content")
     async with running_host(linked) as host:
         code = f"""
         import os
-        print(open({str(link / "objects" / "file")!r}).read(), open({str(spec.object_root / "file")!r}).read())
-        print(os.path.exists({str(link / "secrets.json")!r}))
+        print(open({str(spec.object_root / "dataset/shown/file")!r}).read())
+        for home in {[str(link), str(spec.home)]!r}:
+            for name in ("objects/dataset/other", "secrets.json"):
+                print(os.path.exists(os.path.join(home, name)), end=" ")
         """
-        told = await attempt(await host.spawn(), code)
-    assert told.output == "content content\nFalse\n"
+        process = await spawn(host)
+        await process.grant(["dataset/shown"], [])
+        told = await attempt(process, code)
+    assert told.output == "content\nFalse False False False "

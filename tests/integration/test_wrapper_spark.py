@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tracelake.accounts import is_ours
 from tracelake.contracts.user_api import TaskDetail
 from tracelake.testing.dev_stack import descendants, eventually, is_gone
 from tracelake.testing.shared_postgres import SharedPostgres
@@ -59,6 +60,30 @@ def test_a_task_runs_on_spark_and_tells_its_progress(scene: WorkerScene, worker:
     shown = scene.ran("select", "selects", runtime=SPARK)
     assert shown.status == "Completed", shown.attempts
     assert "stages" in (shown.attempts[0].progress or {})
+
+
+def test_spark_and_operators_are_users_of_their_own_that_see_nothing_of_each_other(
+    scene: WorkerScene, worker: WorkerProcess
+) -> None:
+    java = java_of(worker)
+    beside = [pid for pid in descendants(worker.pid) if namespace_of(pid) == namespace_of(java)]
+    others = {pid: uid_of(pid) for pid in descendants(worker.pid) if pid not in beside}
+    assert {namespace_of(pid) for pid in others}.isdisjoint({namespace_of(java)})
+    if os.geteuid() == 0:
+        assert is_ours(uid_of(java))
+        assert uid_of(java) not in others.values()
+        assert {uid for uid in others.values() if not is_ours(uid)} == {0}
+
+
+def namespace_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def uid_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[0])
 
 
 def test_a_canceled_task_leaves_spark_to_others(scene: WorkerScene, worker: WorkerProcess) -> None:

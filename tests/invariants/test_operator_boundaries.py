@@ -6,8 +6,10 @@ last one runs all of them again as a user without power.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -18,10 +20,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
-from tracelake.testing.operator_scene import SECRETS, attempt, make_home, running_host
+from tracelake.accounts import is_ours
+from tracelake.contracts.dispatcher_api import JobRef
+from tracelake.testing.operator_scene import (
+    SECRETS,
+    attempt,
+    begin,
+    make_home,
+    run_message,
+    running_host,
+    spawn,
+    until_printed,
+)
 from tracelake.worker.host.client import HostSpec, OperatorHost
+from tracelake.worker.host.operator_pool import OperatorPool, Use, use_of
 
 AS_ROOT = os.geteuid() == 0
 TOKEN = "worker-token-0123456789abcdef"
@@ -57,7 +72,7 @@ def secret_keeper() -> Iterator[int]:
 
 async def tried(host: OperatorHost, code: str) -> Any:
     """What the code printed, as JSON."""
-    told = await attempt(await host.spawn(), code)
+    told = await attempt(await spawn(host), code)
     assert told.finished.status == "Completed", told
     return json.loads(told.output)
 
@@ -80,34 +95,29 @@ async def test_no_secret_of_the_home_can_be_read(host: OperatorHost, spec: HostS
     assert await tried(host, code) == []
 
 
-async def test_the_home_shows_the_objects_and_the_work_folder_alone(
+async def test_the_home_shows_an_empty_object_root_and_a_folder_of_its_own(
     host: OperatorHost, spec: HostSpec
 ) -> None:
     (spec.object_root / "committed").write_text("rows")
+    other = await spawn(host)
+    (other.folder / "left").write_text("by another job")
     code = f"""
     import json, os
     home = {str(spec.home)!r}
     found = sorted(os.path.relpath(os.path.join(folder, name), home)
                    for folder, folders, names in os.walk(home) for name in folders + names)
-    print(json.dumps([name for name in found if not name.startswith("work/operators/")]))
+    own = os.path.relpath(os.path.dirname(os.getcwd()), home)
+    print(json.dumps([own, [name for name in found if not name.startswith(own + "/")]]))
     """
-    assert await tried(host, code) == ["objects", "objects/committed", "work", "work/operators"]
-
-
-async def test_what_operators_write_is_seen_outside(host: OperatorHost, spec: HostSpec) -> None:
-    staging = spec.object_root / "staging"
-    staging.mkdir()
-    if host.uid is not None:
-        os.chown(staging, host.uid, -1)
-    code = f"open({str(staging / 'part')!r}, 'w').write('rows'); print('null')"
-    await tried(host, code)
-    assert (staging / "part").read_text() == "rows"
+    own, seen = await tried(host, code)
+    assert seen == ["objects", "work", "work/operators", own]
+    assert own.startswith("work/operators/process-")
 
 
 async def test_no_environment_or_memory_of_another_process_can_be_read(
     host: OperatorHost, secret_keeper: int
 ) -> None:
-    other = await host.spawn()
+    other = await spawn(host)
     code = f"""
     import glob, json, os
     found = []
@@ -149,7 +159,7 @@ async def test_the_view_holds_no_process_but_the_hosts_own(host: OperatorHost, s
 
 
 async def test_no_other_process_can_be_traced_or_signalled(host: OperatorHost, secret_keeper: int) -> None:
-    other = await host.spawn()
+    other = await spawn(host)
     code = f"""
     import ctypes, json, os, signal
     libc = ctypes.CDLL(None, use_errno=True)
@@ -168,8 +178,8 @@ async def test_no_other_process_can_be_traced_or_signalled(host: OperatorHost, s
             pass
     print(json.dumps(done))
     """
-    # A view's init can be sent a signal by its children, but not one that ends it.
-    assert await tried(host, code) == [["kill", 1]]
+    # Its keeper can be sent a signal by a process of the same user, but not one that ends it.
+    assert await tried(host, code) == ([] if AS_ROOT else [["kill", 1]])
     assert (await attempt(other, "print('alive')")).output == "alive\n"
     assert Path(f"/proc/{secret_keeper}").exists()
 
@@ -234,7 +244,8 @@ async def test_no_power_is_left_and_none_can_be_gained(host: OperatorHost) -> No
     assert set(kept.values()) == {0}
     assert no_new_privileges == "1"
     assert 0 not in uids
-    assert uids == [host.uid or os.getuid()] * 3
+    assert len(set(uids)) == 1
+    assert is_ours(uids[0]) if AS_ROOT else uids[0] == os.getuid()
     assert not AS_ROOT or groups == []
 
 
@@ -287,6 +298,215 @@ async def test_a_hidden_file_outside_of_the_home_is_blank(spec: HostSpec, tmp_pa
         assert await tried(host, code) == ["", ""]
 
 
+async def test_nothing_of_the_machine_can_be_written_to(host: OperatorHost, tmp_path: Path) -> None:
+    """Not even what this user owns: the interpreter that the wrapper runs on is among it."""
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    code = f"""
+    import json, os, sys, tempfile
+    done = []
+    places = [sys.prefix, os.path.dirname(json.__file__), "/", "/etc", "/var", "/run", "/run/lock", "/dev", "/home",
+              "/opt", "/usr", "/dev/mqueue", {str(tmp_path)!r}, {str(open_to_all)!r}, os.path.expanduser("~")]
+    for place in places:
+        try:
+            with open(os.path.join(place, "planted"), "w") as file:
+                done.append(place)
+        except OSError:
+            pass
+    print(json.dumps([done, os.environ["HOME"]]))
+    """
+    done, home = await tried(host, code)
+    assert done == [home]
+    assert not list(open_to_all.iterdir())
+
+
+async def test_what_one_process_leaves_no_other_one_finds(host: OperatorHost) -> None:
+    places = ("/tmp", "/var/tmp", "/dev/shm")
+    plant = f"""
+    import json, os
+    work = os.path.dirname(os.environ["HOME"])
+    for place in (*{places!r}, os.environ["HOME"], work):
+        open(os.path.join(place, "planted"), "w").write("for the next job")
+    print(json.dumps([os.getuid(), work]))
+    """
+    first, folder = await tried(host, plant)
+    assert all(not (Path(place) / "planted").exists() for place in places)
+    look = f"""
+    import json, os
+    work = os.path.dirname(os.environ["HOME"])
+    found = [os.path.join(at, name) for place in (*{places!r}, os.path.dirname(work))
+             for at, _, names in os.walk(place) for name in names if name == "planted"]
+    print(json.dumps([os.getuid(), found, os.path.exists({folder!r})]))
+    """
+    second, found, visible = await tried(host, look)
+    assert (found, visible) == ([], False)
+    assert not AS_ROOT or first != second
+
+
+async def test_a_process_of_another_job_can_neither_be_seen_nor_signalled(host: OperatorHost) -> None:
+    other = await spawn(host)
+    output = await begin(other, "print('there', flush=True); import time; time.sleep(600)")
+    await until_printed(output, "there")
+    os.close(output)
+    code = f"""
+    import json, os, signal
+    # Every number that a process may have, and the one that it has outside.
+    own = set(map(int, os.listdir("/proc/self/task")))
+    for pid in [*range(2, 5000), {other.pid}]:
+        if pid not in own:
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                try:
+                    os.kill(pid, number)
+                except OSError:
+                    pass
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except OSError:
+        pass
+    print(json.dumps(sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())))
+    """
+    assert await tried(host, code) == [1, 2]
+    state = Path(f"/proc/{other.pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    assert state not in (b"T", b"Z", b"X")
+    assert other.alive
+
+
+async def test_a_neighbour_on_the_machine_reaches_nothing_through_proc(
+    host: OperatorHost, spec: HostSpec
+) -> None:
+    """Whoever it is: here it is ``nobody``, whom other programs of the machine run as too."""
+    if not AS_ROOT:
+        # A user's own processes are one to the machine.
+        return
+    process = await spawn(host)
+    read, write = os.pipe()
+    program = await host.start_program(
+        [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"],
+        {"TOKEN": TOKEN},
+        log=write,
+        folder=spec.work_folder / "program",
+    )
+    os.close(write)
+    await until_printed(read, "up")
+    os.close(read)
+    keepers = [_parent(process.pid), _parent(program.pid), _parent(_parent(program.pid))]
+    pids = [process.pid, program.pid, *keepers]
+    owners = {pid: Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[0] for pid in pids}
+    nobody = pwd.getpwnam("nobody").pw_uid
+    assert {owners[pid] for pid in keepers} == {"0"}
+    assert owners[process.pid] != owners[program.pid]
+    assert all(is_ours(int(owners[pid])) for pid in (process.pid, program.pid))
+    code = f"""
+import json, os, signal
+os.setgroups([]); os.setresgid({nobody}, {nobody}, {nobody}); os.setresuid({nobody}, {nobody}, {nobody})
+done = []
+for pid in {pids!r}:
+    for name in ("environ", "mem", "maps", "fd", "cwd", "root", "map_files", "auxv", "stack"):
+        path = f"/proc/{{pid}}/{{name}}"
+        try:
+            os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(1)
+            done.append(path)
+        except OSError:
+            pass
+        try:
+            os.readlink(path)
+            done.append(path)
+        except OSError:
+            pass
+    try:
+        os.kill(pid, 0)
+        done.append(f"signal to {{pid}}")
+    except OSError:
+        pass
+    if {TOKEN!r}.encode() in open(f"/proc/{{pid}}/cmdline", "rb").read():
+        done.append(f"cmdline of {{pid}}")
+print(json.dumps(done))
+"""
+    seen = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code])
+    assert json.loads(seen) == []
+
+
+async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost, spec: HostSpec) -> None:
+    """Spark is such a program: its token and its files are not for operators to take."""
+    read, write = os.pipe()
+    code = "open('secret', 'w').write('x'); print('up', flush=True); import time; time.sleep(600)"
+    program = await host.start_program(
+        [sys.executable, "-c", code], {"TOKEN": TOKEN}, log=write, folder=spec.work_folder / "program"
+    )
+    os.close(write)
+    await until_printed(read, "up")
+    os.close(read)
+    secret = spec.work_folder / "program" / "secret"
+    assert secret.exists()
+    look = f"""
+    import glob, json, os
+    found = [path for path in glob.glob("/proc/[0-9]*/environ") if path != f"/proc/{{os.getpid()}}/environ"
+             and os.access(path, os.R_OK)]
+    print(json.dumps([found, os.path.exists("/proc/{program.pid}"), os.path.exists({str(secret)!r})]))
+    """
+    found, visible, reachable = await tried(host, look)
+    # As a user the keeper's may be opened, and says nothing.
+    assert [path for path in found if path != "/proc/1/environ"] == []
+    assert (visible, reachable) == (False, False)
+    assert (await program.kill()) is None
+
+
+PATCH = """
+from tracelake.operators.context import Context
+if not hasattr(Context, "patched"):
+    Context.patched = {by!r}
+"""
+SHOW = "from tracelake.operators.context import Context; print(getattr(Context, 'patched', None))"
+
+
+async def test_code_that_an_operator_patched_meets_no_other_job(host: OperatorHost) -> None:
+    def used(dag: str, job: str, **config: object) -> Use:
+        task = run_message("try_code", **config).task
+        return use_of(msgspec.structs.replace(task, job=JobRef(dag, job)))
+
+    pool = OperatorPool(host, 2)
+    mine = used("team", "a_job")
+    process = await pool.take(mine)
+    await attempt(process, PATCH.format(by="team"))
+    await pool.give_back(process, reusable=True)
+    again = await pool.take(mine)
+    assert again is process
+    assert (await attempt(again, SHOW)).output == "team\n"
+    await pool.give_back(again, reusable=True)
+    for other in (
+        used("team", "b_job"),
+        used("other", "a_job"),
+        used("team_a", "job"),
+        used("team", "a_job", x=1),
+    ):
+        taken = await pool.take(other)
+        assert (await attempt(taken, SHOW)).output == "None\n"
+        await pool.give_back(taken, reusable=True)
+    await pool.close()
+
+
+async def test_code_that_runs_when_a_source_is_loaded_meets_no_other_source(
+    spec: HostSpec, tmp_path: Path
+) -> None:
+    hostile = tmp_path / "hostile_operators.py"
+    hostile.write_text(
+        PATCH.format(by="a source")
+        + "from tracelake.operators.api import operator\n@operator('hostile')\ndef hostile(ctx):\n    pass\n"
+    )
+    async with running_host(replace(spec, operators=(*spec.operators, str(hostile)))) as host:
+        assert host.operators["hostile"] == str(hostile)
+        assert host.operators["noop"] is None
+        pool = OperatorPool(host, 1)
+        warm = await pool.take(use_of(run_message("hostile").task))
+        assert warm.source == str(hostile)
+        process = await pool.take(use_of(run_message("try_code").task))
+        assert (await attempt(process, SHOW)).output == "None\n"
+        fresh = await pool.take(use_of(run_message("noop").task))
+        assert fresh.source is None
+        await pool.close()
+
+
 async def test_the_wrapper_itself_can_not_be_looked_into(tmp_path: Path) -> None:
     """Even without a view of their own, where its processes are seen by everybody."""
     make_home(tmp_path)
@@ -328,6 +548,10 @@ async def test_the_wrapper_itself_can_not_be_looked_into(tmp_path: Path) -> None
             wrapper.kill()
 
 
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
 def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     if not AS_ROOT or AGAIN in os.environ:
         # It has just been shown.
@@ -335,7 +559,11 @@ def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     folder = tmp_path / "unprivileged"
     folder.mkdir()
     root = Path(__file__).parents[2]
-    tests = ("tests/invariants/test_operator_boundaries.py", "tests/integration/test_operator_host.py")
+    tests = (
+        "tests/invariants/test_operator_boundaries.py",
+        "tests/invariants/test_operator_objects.py",
+        "tests/integration/test_operator_host.py",
+    )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))
     pytest_again = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(

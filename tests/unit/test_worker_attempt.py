@@ -23,6 +23,7 @@ from tracelake.worker.attempt import AttemptRunner
 from tracelake.worker.conversation import Process
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
+from tracelake.worker.host.operator_pool import Use
 from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.secret_provider import SecretProvider
 from tracelake.worker.settings import WorkerSettings
@@ -31,14 +32,13 @@ from tracelake.worker.settings import WorkerSettings
 class OneOperator:
     """A supply of one process, or of none."""
 
-    owner = None
     available = True
 
     def __init__(self, process: ScriptedOperator | Exception) -> None:
         self.process = process
         self.given_back: list[bool] = []
 
-    async def take(self) -> Process:
+    async def take(self, use: Use | None = None) -> Process:
         if isinstance(self.process, Exception):
             raise self.process
         return self.process

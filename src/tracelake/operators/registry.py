@@ -41,6 +41,7 @@ class Registry:
     def __init__(self) -> None:
         self._loaders: dict[str, tuple[str, Loader]] = {}
         self._loaded: dict[str, Operator] = {}
+        self._sources: dict[str, str] = {}
 
     @classmethod
     def standard(cls, sources: Iterable[str] = (), installed: Iterable[EntryPoint] | None = None) -> Registry:
@@ -60,12 +61,18 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self._loaders)
 
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """Of each operator, the module or file that it was loaded from; None for those that are found by name."""
+        return {name: self._sources.get(name) for name in self.names}
+
     def add(self, name: str, function: Operator, source: str) -> None:
         check_function(name, function)
         if name in self._loaded and self._loaded[name] is function:
             return
         self._add(name, source, lambda: function)
         self._loaded[name] = function
+        self._sources[name] = source
 
     def load(self, source: str) -> None:
         """Add every operator of a module or file."""

@@ -28,6 +28,8 @@ from tracelake.worker.host.client import HostSpec, OperatorHost, OperatorProcess
 
 SECRETS = ("secrets.json", "worker_tokens", "dev.json", "keys/task.pem", "postgres/state/PG_VERSION")
 
+HELD = "dataset/held"
+
 _OPERATOR = """
 from tracelake.operators.api import operator
 
@@ -72,6 +74,23 @@ async def running_host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
         yield host
     finally:
         await host.stop()
+
+
+async def spawn(host: OperatorHost, *writes: str) -> OperatorProcess:
+    """A process that can run any code, and write in these folders below the object root."""
+    process = await host.spawn(host.spec.operators[0])
+    for name in writes:
+        folder = host.spec.object_root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if process.owner is not None:
+            os.chown(folder, process.owner, -1)
+    await process.grant([], writes)
+    return process
+
+
+def held_folder(spec: HostSpec) -> Path:
+    """Where ``spawn(host, HELD)`` may write, and where it is seen from outside."""
+    return spec.object_root / HELD
 
 
 def run_message(operator: str, environment: dict[str, str] | None = None, **config: object) -> Run:
@@ -192,7 +211,7 @@ async def _wrapper(folder: Path, code: str) -> None:
         namespaces="never" if "never" in sys.argv else "required",
     )
     async with running_host(spec) as host:
-        read = await begin(await host.spawn(), code)
+        read = await begin(await spawn(host, HELD), code)
         while piece := await asyncio.to_thread(os.read, read, 65536):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()

@@ -48,6 +48,16 @@ class LocalProgram:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def account(self) -> None:
+        return None
+
+    async def grant(self, writes: Sequence[str]) -> None:
+        """It sees everything."""
+
+    async def withdraw(self, writes: Sequence[str], *, force: bool = False) -> list[str]:
+        return []
+
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -61,12 +71,13 @@ class LocalPrograms:
     """Starts programs as the operator host does, without changing identity or view."""
 
     async def start_program(
-        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, cwd: Path
+        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> LocalProgram:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(env),
-            cwd=cwd,
+            cwd=folder,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,

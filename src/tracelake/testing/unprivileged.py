@@ -7,16 +7,17 @@ to begin with stays who they are.
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from pathlib import Path
 
+from tracelake.accounts import Account
 from tracelake.worker.host import namespaces
-from tracelake.worker.host.identity import DEFAULT_USER, operator_account
 from tracelake.worker.host.private_view import closed_to, interpreter_paths, plan_view, with_targets
 
 
 def main(folder: Path, argv: list[str]) -> None:
-    account = operator_account(DEFAULT_USER)
+    account = _somebody() if os.geteuid() == 0 else None
     if account is not None:
         os.chown(folder, account.uid, account.gid)
         shown = with_targets([*interpreter_paths(), folder, Path.cwd()])
@@ -28,6 +29,12 @@ def main(folder: Path, argv: list[str]) -> None:
         os.setresuid(account.uid, account.uid, account.uid)
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     os.execve(argv[0], argv, environment)
+
+
+def _somebody() -> Account:
+    """Who is in the machine's list of accounts, as people are."""
+    entry = pwd.getpwnam("nobody")
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
 if __name__ == "__main__":

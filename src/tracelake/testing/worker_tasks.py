@@ -75,6 +75,16 @@ class ScriptedOperator:
         self.heard: list[ToOperator] = []
         self.was_killed = False
 
+    @property
+    def owner(self) -> int | None:
+        return None
+
+    async def grant(self, reads: Sequence[str], writes: Sequence[str]) -> None:
+        """It sees nothing anyway."""
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
+        return []
+
     async def run(self, run: Run, log_fd: int) -> None:
         await self.send(run)
 

@@ -158,7 +158,8 @@ async def _start_spark(
 
 
 def _host_spec(settings: WorkerSettings) -> HostSpec:
-    hidden = tuple(file for file in (settings.secrets_file, settings.rpc_pools) if file is not None)
+    secret = (settings.secrets_file, settings.rpc_pools)
+    hidden = (settings.log_folder, *(file for file in secret if file is not None))
     return HostSpec(
         home=settings.home,
         object_root=settings.object_root,

@@ -21,10 +21,12 @@ from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkT
 from tracelake.domain.errors import Forbidden, TracelakeError, Unavailable
 from tracelake.hot.tickets import Ticket
 from tracelake.secret import Secret
+from tracelake.worker.attempt_objects import AttemptObjects
 from tracelake.worker.calls import Calls, Committer
 from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.held_task import HeldTask, Stop
+from tracelake.worker.host.operator_pool import Use, use_of
 from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.logs.attempt_log import AttemptLog
 from tracelake.worker.logs.redaction import Redaction
@@ -34,7 +36,6 @@ from tracelake.worker.rpc_pools import JobPool, RpcPools
 from tracelake.worker.secret_provider import MissingSecret, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
-from tracelake.worker.staging import prepare_staging
 
 _NOT_WORTH_A_RETRY = (MissingSecret, Forbidden)
 _SHOWN_AFTER = 1.0
@@ -42,15 +43,12 @@ _SHOWN_AFTER = 1.0
 
 
 class Operators(Protocol):
-    """Where operator processes come from; ``owner`` is the uid they run as, None for the wrapper's own."""
-
-    @property
-    def owner(self) -> int | None: ...
+    """Where operator processes come from. Attempts of one ``use`` may run in one process, one after another."""
 
     @property
     def available(self) -> bool: ...
 
-    async def take(self) -> Process: ...
+    async def take(self, use: Use | None = None) -> Process: ...
 
     async def give_back(self, process: Process, *, reusable: bool) -> None: ...
 
@@ -92,10 +90,6 @@ class AttemptRunner:
         secrets = self.secrets.resolve(payload.secrets)
         pool = self.rpc_pools.for_job(payload.config)
         held.rpc_pool = pool.pool
-        if any(output.staging is not None for output in payload.outputs):
-            await asyncio.to_thread(
-                prepare_staging, self.settings.object_root, payload.outputs, self.operators.owner
-            )
         loop = asyncio.get_running_loop()
         until = None if held.is_source else loop.time() + payload.timeout_seconds
         timer = None if until is None else loop.call_at(until, held.stop, Stop.TIMED_OUT)
@@ -146,28 +140,50 @@ class AttemptRunner:
         self, held: HeldTask, calls: Calls, run: Run, log_fd: int
     ) -> tuple[Finished | None, str]:
         """What the operator said in the end, or what happened instead."""
-        process = await self.operators.take()
+        process = await self.operators.take(use_of(held.payload))
+        objects = AttemptObjects(self.settings.object_root, held.payload, process, self.engine)
+        calls.reveal = objects.reveal
         finished: Finished | None = None
-        reusable = False
+        gone = "it was not started"
+        reusable = held.stopped is not None
         try:
-            if held.stopped is not None:
-                reusable = True
-                return None, "it was not started"
-            conversation = Conversation(held, process, calls, on_progress=self.on_progress)
-            finished = await conversation.hold(run, log_fd)
-            reusable = finished.reusable and conversation.clean and not held.payload.secrets
-            await calls.say(finished.events[:-MAX_EVENTS])
-            return finished, ""
+            if held.stopped is None:
+                await objects.prepare()
+                conversation = Conversation(held, process, calls, on_progress=self.on_progress)
+                finished, gone = await self._talk(conversation, run, log_fd)
+                if finished is not None:
+                    reusable = finished.reusable and conversation.clean and not held.payload.secrets
+                    finished, gone = await self._conclude(held, calls, objects, finished)
+            return finished, gone
+        finally:
+            if self.engine is not None and (finished is None or held.stopped is not None):
+                await self._interrupt_spark(held)
+            await objects.close()
+            await self.operators.give_back(process, reusable=reusable)
+
+    async def _talk(self, conversation: Conversation, run: Run, log_fd: int) -> tuple[Finished | None, str]:
+        try:
+            return await conversation.hold(run, log_fd), ""
         except OperatorGone as error:
             return None, f"the operator process ended before it had finished: {error}"
         except OperatorMisbehaved as error:
             return None, f"the operator process was ended: {error}"
+
+    async def _conclude(
+        self, held: HeldTask, calls: Calls, objects: AttemptObjects, finished: Finished
+    ) -> tuple[Finished | None, str]:
+        """What it said last is told, and what it wrote taken over, before anything of it is reported."""
+        if finished.status == "Completed":
+            try:
+                await objects.take_over(finished.outputs)
+            except (TracelakeError, OSError) as error:
+                held.log.warning("outputs_not_taken_over", error=str(error))
+                return None, f"what it wrote can't be taken over: {error}"
+        try:
+            await calls.say(finished.events[:-MAX_EVENTS])
         except TracelakeError as error:
             return None, f"its last events were not accepted: {error}"
-        finally:
-            if self.engine is not None and (finished is None or held.stopped is not None):
-                await self._interrupt_spark(held)
-            await self.operators.give_back(process, reusable=reusable)
+        return finished, ""
 
     @asynccontextmanager
     async def _admitted(self, held: HeldTask) -> AsyncIterator[Ticket | None]:

@@ -8,7 +8,7 @@ the attempt may run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, assert_never
 from uuid import UUID
 
@@ -54,6 +54,9 @@ _ENDS = {
 }
 
 
+Reveal = Callable[[Sequence[InputFile]], Awaitable[None]]
+
+
 class Committer(Protocol):
     """Commits staged rows to the data database; see ``data_commit``."""
 
@@ -82,6 +85,8 @@ class Calls:
         self._committer = committer
         self._until = until
         self._queries = queries
+        self.reveal: Reveal = _reveal_nothing
+        """Shows the operator the files that it is told of; settable."""
 
     async def answer(self, call: Call) -> Reply:
         try:
@@ -180,8 +185,13 @@ class Calls:
                     "TooManyFiles", f"input {input_index} has over {len(files)} files in its scope"
                 )
             if page.next is None:
+                await self.reveal(files)
                 return msgspec.to_builtins(files)
             after = page.next
+
+
+async def _reveal_nothing(files: Sequence[InputFile]) -> None:
+    """For who sees everything."""
 
 
 def _raised(task: TaskPayload, version: UUID | None, revision: int) -> TaskPayload:

@@ -8,7 +8,7 @@ first, unless its time is over, and killed a moment later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -36,7 +36,15 @@ _ASKED_FIRST = (Stop.CANCELED, Stop.RELEASED, Stop.OUTDATED, Stop.POOL_CHANGED)
 
 
 class Process(Protocol):
-    """An operator process; see ``operator_host_client``."""
+    """An operator process; see ``operator_process``. ``owner`` is the uid that it runs as, None for the wrapper's
+    own; what it sees of the objects it is granted, by names from their root."""
+
+    @property
+    def owner(self) -> int | None: ...
+
+    async def grant(self, reads: Sequence[str], writes: Sequence[str]) -> None: ...
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]: ...
 
     async def run(self, run: Run, log_fd: int) -> None: ...
 

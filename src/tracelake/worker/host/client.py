@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import structlog
 
+from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import VERSION, Ready, SparkTarget
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.worker.host.hosted import HOST_GONE, Hosted, HostedProgram
+from tracelake.worker.host.identity import Accounts
+from tracelake.worker.host.keeper import TEMPORARY
 from tracelake.worker.host.launch import LaunchedHost, launch
 from tracelake.worker.host.operator_process import OperatorGone, OperatorProcess
 from tracelake.worker.host.protocol import (
     Failed,
     FromHost,
     Gone,
-    Inspect,
-    Inspected,
     Kill,
     Program,
     Refused,
@@ -45,28 +49,34 @@ __all__ = ["HostSpec", "HostedProgram", "OperatorGone", "OperatorHost", "Operato
 _START_SECONDS = 120.0
 _READY_SECONDS = 60.0
 _KILL_SECONDS = 20.0
+_OPERATOR, _PROGRAM = "operator", "spark"
+"""What accounts are held for."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
 class OperatorHost:
-    def __init__(self, spec: HostSpec, launched: LaunchedHost) -> None:
+    def __init__(self, spec: HostSpec, launched: LaunchedHost, accounts: Accounts) -> None:
         self.spec = spec
         self.view = ""
         """How far operators are kept apart, in words."""
         self.warnings: list[str] = []
         """What isn't as it should be, for people to read."""
-        self.uid: int | None = None
-        """Whom operators run as; None when it's the wrapper's own user."""
+        self.operators: dict[str, str | None] = {}
+        """All that there are, each with the source that a process has to load for it."""
+        self.sealed = False
+        """A process can't keep what it was shown: it may be used again."""
         self.spark: SparkTarget | None = None
         """What processes connect to as they start; settable."""
         self._launched = launched
+        self._accounts = accounts
+        self._work_folder = Path(os.path.realpath(spec.work_folder))
+        self._removing: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count(1)
         self._greeting: asyncio.Future[Up] = self._loop.create_future()
-        self._starting: dict[int, asyncio.Future[Hosted]] = {}
-        self._inspected: dict[int, asyncio.Future[int]] = {}
+        self._starting: dict[int, _Starting] = {}
         self._hosted: dict[int, Hosted] = {}
         self._gone = asyncio.Event()
         self._burial: asyncio.Task[None] | None = None
@@ -90,9 +100,17 @@ class OperatorHost:
 
     @classmethod
     async def _start(cls, spec: HostSpec, *, namespaces: bool) -> OperatorHost:
-        host = cls(spec, launch())
+        accounts = Accounts(spec.chosen_user)
         try:
-            host._order(spec.setup(namespaces=namespaces))
+            account = await accounts.take(_OPERATOR)
+            host = cls(spec, launch(), accounts)
+        except BaseException:
+            accounts.close()
+            raise
+        try:
+            _make_work_folder(host._work_folder)
+            folder = host._make_folder(f"proof-{os.getpid()}", account)
+            host._order(spec.setup(namespaces=namespaces, account=account, folder=folder))
             async with asyncio.timeout(_START_SECONDS):
                 up = await asyncio.shield(host._greeting)
         except TimeoutError:
@@ -102,22 +120,33 @@ class OperatorHost:
         except BaseException:
             await host.stop()
             raise
-        host.view, host.uid, host.warnings = up.view, up.uid, list(up.warnings)
-        _log.info("operator_host_up", view=up.view, operators=up.operators)
+        accounts.give_back(_OPERATOR, account)
+        host._remove(folder)
+        host.view, host.warnings = up.view, list(up.warnings)
+        host.operators, host.sealed = up.operators, up.sealed
+        _log.info("operator_host_up", view=up.view, operators=sorted(up.operators))
         for warning in up.warnings:
             _log.warning("operator_host_exposed", warning=warning)
         return host
 
-    async def spawn(self) -> OperatorProcess:
-        """A new process that has said that it's ready."""
+    async def spawn(self, source: str | None = None) -> OperatorProcess:
+        """A new process that has said that it's ready, with the operators of ``source``."""
+        key = next(self._keys)
+        account, folder = await self._prepare(_OPERATOR, f"process-{key}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+        def gone() -> None:
+            self._accounts.give_back(_OPERATOR, account)
+            self._remove(folder)
+
         try:
             with theirs:
-                hosted = await self._begin(Spawn(next(self._keys), self.spark), theirs.fileno())
+                order = Spawn(key, str(folder), account, self.spark, source)
+                hosted = await self._begin(order, theirs.fileno(), gone)
         except BaseException:
             ours.close()
             raise
-        process = OperatorProcess(hosted, ours)
+        process = OperatorProcess(hosted, ours, source)
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 message = await process.receive()
@@ -132,19 +161,14 @@ class OperatorHost:
         return process
 
     async def start_program(
-        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, cwd: Path
+        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram:
-        """In the operators' view and under their identity. ``log`` stays the caller's."""
-        order = Program(next(self._keys), list(argv), dict(env), str(cwd))
-        return HostedProgram(await self._begin(order, log))
-
-    async def children(self, process: OperatorProcess) -> int:
-        """How many processes it has left running."""
-        key = process.hosted.key
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._inspected[key] = answer
-        self._order(Inspect(key))
-        return await answer
+        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own, and
+        stays for the next life of the same program. ``log`` stays the caller's."""
+        account, own = await self._prepare(_PROGRAM, folder.name)
+        order = Program(next(self._keys), str(own), account, list(argv), dict(env))
+        hosted = await self._begin(order, log, lambda: self._accounts.give_back(_PROGRAM, account))
+        return HostedProgram(hosted)
 
     async def died(self) -> None:
         """Returns when the host and all that it started is gone."""
@@ -156,12 +180,59 @@ class OperatorHost:
     async def stop(self) -> None:
         self._launched.hang_up()
         await self._gone.wait()
+        if self._removing:
+            await asyncio.wait(self._removing)
+        self._accounts.close()
 
-    async def _begin(self, order: Spawn | Program, descriptor: int) -> Hosted:
-        started: asyncio.Future[Hosted] = self._loop.create_future()
-        self._starting[order.key] = started
-        self._order(order, descriptor)
-        return await started
+    async def _begin(self, order: Spawn | Program, descriptor: int, gone: Callable[[], None]) -> Hosted:
+        """``gone`` is called when everything of it is, or if it never was."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        starting = _Starting(order, ours, gone, self._loop.create_future())
+        try:
+            with theirs:
+                self._order(order, descriptor, theirs.fileno())
+        except BaseException:
+            ours.close()
+            gone()
+            raise
+        self._starting[order.key] = starting
+        hosted = await starting.hosted
+        try:
+            await asyncio.shield(hosted.born)
+        except Unavailable:
+            why = f"the operator host could not set it up{self._launched.last_words()}"
+            raise Unavailable("OperatorNotStarted", why) from None
+        except BaseException:
+            self._kill(order.key)
+            raise
+        return hosted
+
+    async def _prepare(self, purpose: str, name: str) -> tuple[Account | None, Path]:
+        account = await self._accounts.take(purpose)
+        try:
+            return account, self._make_folder(name, account)
+        except BaseException:
+            self._accounts.give_back(purpose, account)
+            raise
+
+    def _make_folder(self, name: str, account: Account | None) -> Path:
+        """For one process, closed to everybody else."""
+        folder = self._work_folder / name
+        try:
+            if folder.is_symlink() or (account is not None and _owner(folder) not in (None, account.uid)):
+                shutil.rmtree(folder)
+            for path in (folder, folder / TEMPORARY):
+                path.mkdir(mode=0o700, exist_ok=True)
+                if account is not None:
+                    os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        except OSError as error:
+            raise _no_folder(folder, error) from None
+        return folder
+
+    def _remove(self, folder: Path) -> None:
+        removing = self._loop.create_task(asyncio.to_thread(shutil.rmtree, folder, True))
+        self._removing.add(removing)
+        removing.add_done_callback(self._removing.discard)
 
     def _order(self, order: ToHost, *descriptors: int) -> None:
         """The host always reads; if it doesn't, it's no use to anybody."""
@@ -205,14 +276,12 @@ class OperatorHost:
             case Refused():
                 self._greeting.set_exception(_refusal(message))
             case Spawned(key):
-                hosted = self._hosted[key] = Hosted(key, handles.pop(), self._kill)
-                if not _resolve(self._starting.pop(key), hosted):
+                starting = self._starting.pop(key)
+                self._hosted[key] = hosted = starting.started(handles.pop(), self._kill)
+                if not _resolve(starting.hosted, hosted):
                     self._kill(key)
             case Failed(key, why):
-                error = Unavailable("OperatorNotStarted", f"the operator host {why}")
-                _fail(self._starting.pop(key), error)
-            case Inspected(key, children):
-                _resolve(self._inspected.pop(key), children)
+                self._starting.pop(key).failed(Unavailable("OperatorNotStarted", f"the operator host {why}"))
             case Gone(key, status):
                 self._hosted.pop(key).ended(status)
 
@@ -220,10 +289,9 @@ class OperatorHost:
         self._launched.hang_up()
         error = Unavailable("OperatorHostGone", f"the operator host has ended{self._launched.last_words()}")
         _fail(self._greeting, error)
-        for started in self._starting.values():
-            _fail(started, error)
-        for inspected in self._inspected.values():
-            _fail(inspected, error)
+        for starting in self._starting.values():
+            starting.failed(error)
+        self._starting.clear()
         self._burial = self._loop.create_task(self._bury())
 
     async def _bury(self) -> None:
@@ -241,6 +309,48 @@ class OperatorHost:
 
 class _NoNamespaces(Unavailable):
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """What was ordered and isn't there yet. ``gone`` is called once, if it never is or when it is gone."""
+
+    order: Spawn | Program
+    line: socket.socket
+    gone: Callable[[], None]
+    hosted: asyncio.Future[Hosted]
+
+    def started(self, handle: int, kill: Callable[[int], None]) -> Hosted:
+        order = self.order
+        folder = Path(order.folder)
+        hosted = Hosted(order.key, handle, self.line, kill, account=order.account, folder=folder)
+        hosted.gone.add_done_callback(lambda _: self.gone())
+        return hosted
+
+    def failed(self, error: Unavailable) -> None:
+        self.line.close()
+        self.gone()
+        _fail(self.hosted, error)
+
+
+def _make_work_folder(folder: Path) -> None:
+    """Processes reach their own folder in it, and see no other."""
+    try:
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    except OSError as error:
+        raise _no_folder(folder, error) from None
+
+
+def _owner(folder: Path) -> int | None:
+    try:
+        return folder.lstat().st_uid
+    except FileNotFoundError:
+        return None
+
+
+def _no_folder(folder: Path, error: OSError) -> Unavailable:
+    return Unavailable("WorkFolderUnusable", f"can't make the work folder {folder}: {error.strerror}")
 
 
 def _refusal(refused: Refused) -> Unavailable | Invalid:

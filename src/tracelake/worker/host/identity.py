@@ -1,45 +1,78 @@
 """Whom operators run as, and how a process becomes that for good.
 
-Root starts them as ``nobody``, or as the account that it is told. Anybody else can only start them as
-themselves. Either way nothing of root's power is left: no capability, none to be had from a program on disk.
+Root starts each of them as an account of its own (``tracelake.accounts``), or all of them as the one that it is
+told. Anybody else can only start them as themselves. Either way nothing of root's power is left: no capability,
+none to be had from a program on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import resource
-from dataclasses import dataclass
+from collections import deque
 
+from tracelake import accounts
+from tracelake.accounts import Account, HeldAccount
 from tracelake.domain.errors import Invalid
 from tracelake.worker.host import kernel
 
-DEFAULT_USER = "nobody"
+_SHARED = ("nobody", "nfsnobody")
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    name: str
-    uid: int
-    gid: int
+class Accounts:
+    """Whom the processes of one worker run as. An account serves one process at a time; who is given it next finds
+    nothing of the last one: no process, and no folder that both can see."""
+
+    def __init__(self, user: str | None) -> None:
+        self._chosen = chosen_account(user) if user is not None and os.geteuid() == 0 else None
+        self._held: dict[int, HeldAccount] = {}
+        self._free: dict[str, deque[Account]] = {}
+
+    async def take(self, purpose: str) -> Account | None:
+        """None: the wrapper's own user."""
+        if os.geteuid() != 0:
+            return None
+        if self._chosen is not None and purpose == "operator":
+            return self._chosen
+        free = self._free.setdefault(purpose, deque())
+        if free:
+            return free.popleft()
+        held = await asyncio.to_thread(accounts.hold_account, purpose)
+        self._held[held.uid] = held
+        return held.account
+
+    def give_back(self, purpose: str, account: Account | None) -> None:
+        """Only when none of its processes is left."""
+        if account is not None and account.uid in self._held:
+            self._free.setdefault(purpose, deque()).append(account)
+
+    def close(self) -> None:
+        for held in self._held.values():
+            held.release()
+        self._held.clear()
+        self._free.clear()
 
 
-def operator_account(user: str) -> Account | None:
-    """Whom to become; None to stay who we are."""
-    if os.geteuid() != 0:
-        return None
+def chosen_account(user: str) -> Account:
+    """``TRACELAKE_OPERATOR_USER``: one that exists, and that nothing else runs as."""
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except (KeyError, OverflowError):
         raise Invalid(
             "OperatorUserUnknown",
-            f"there is no account {user!r} to run operators as; set TRACELAKE_OPERATOR_USER to one that exists",
+            f"there is no account {user!r} to run operators as; set TRACELAKE_OPERATOR_USER to one that exists,"
+            " or leave it unset",
         ) from None
     if entry.pw_uid == 0:
-        raise Invalid(
-            "OperatorUserUnsafe",
-            f"operators can't run as {user!r}, which is root; set TRACELAKE_OPERATOR_USER to another account",
+        raise _unsafe(user, "is root")
+    if entry.pw_name in _SHARED or entry.pw_uid == 65534:
+        raise _unsafe(
+            user, "is everybody's: other programs run as it too, and could read and change its files"
         )
+    if entry.pw_uid in accounts.uids_of_processes(outside=True):
+        raise _unsafe(user, "has running processes, which could read and change what operators have")
     return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
@@ -59,4 +92,12 @@ def become(account: Account | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o022)
     if os.geteuid() == 0:
-        raise Invalid("OperatorUserUnsafe", "operators would run as root")
+        raise _unsafe("0", "is root")
+
+
+def _unsafe(user: str, why: str) -> Invalid:
+    return Invalid(
+        "OperatorUserUnsafe",
+        f"operators can't run as {user!r}, which {why}; leave TRACELAKE_OPERATOR_USER unset for accounts of their"
+        " own, or set it to one that only operators use",
+    )

@@ -22,7 +22,12 @@ MS_REMOUNT = 0x20
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
 
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 0x1
+_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_READ = 23
@@ -51,8 +56,21 @@ class _CapabilityData(ctypes.Structure):
     )
 
 
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace", ctypes.c_uint64),
+    )
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def enter_namespace(descriptor: int, kind: int) -> None:
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -64,6 +82,25 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
         None if data is None else data.encode(),
     )
     _check(result, f"mount on {target}")
+
+
+def unmount(target: str) -> None:
+    """Out of everybody's sight at once; who has something open there keeps it."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount of {target}")
+
+
+def mount_read_only_below(target: str) -> None:
+    """This mount and all that are mounted within it; since Linux 5.12."""
+    attributes = _MountAttributes(_MOUNT_ATTR_RDONLY, 0, 0, 0)
+    result = _libc.syscall(
+        ctypes.c_long(_MOUNT_SETATTR),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(_AT_RECURSIVE),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
+    )
+    _check(result, f"mount_setattr of {target}")
 
 
 def die_with_parent() -> None:

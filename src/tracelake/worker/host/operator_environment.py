@@ -11,38 +11,35 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tracelake.accounts import is_ours
 from tracelake.domain.errors import Invalid
-from tracelake.worker.host.identity import Account
 from tracelake.worker.host.private_view import interpreter_paths
 from tracelake.worker.host.protocol import Setup
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def set_environment(setup: Setup) -> None:
-    """All that operators inherit; an attempt adds its own."""
-    temporary = Path(setup.work_folder, "tmp")
-    temporary.mkdir(mode=0o700, exist_ok=True)
+def clear_environment() -> None:
     os.environ.clear()
-    os.environ.update(
-        PATH=_PATH,
-        LANG="C.UTF-8",
-        TZ="UTC",
-        HOME=setup.work_folder,
-        TMPDIR=str(temporary),
-        PYTHONUNBUFFERED="1",
-    )
-    os.chdir(setup.work_folder)
+    os.environ.update(PATH=_PATH, LANG="C.UTF-8", TZ="UTC")
+
+
+def set_environment(folder: str) -> None:
+    """All that an operator process inherits; an attempt adds its own."""
+    clear_environment()
+    os.environ.update(HOME=folder, TMPDIR=os.path.join(folder, "tmp"), PYTHONUNBUFFERED="1")
+    os.chdir(folder)
 
 
 def needed_paths(setup: Setup) -> list[Path]:
     """What was asked for and isn't there is missed by who looks for it, with a better word than ours."""
     shown = [Path(path) for path in setup.shown if os.path.exists(path)]
-    return [*interpreter_paths(), Path(setup.object_root), Path(setup.work_folder), *shown]
+    return [*interpreter_paths(), Path(setup.object_root), Path(setup.folder), *shown]
 
 
-def verify(setup: Setup, account: Account | None, needed: Sequence[Path]) -> list[str]:
+def verify(setup: Setup, needed: Sequence[Path]) -> list[str]:
     """Warnings; raises when operators wouldn't work, or would see what they mustn't."""
+    account = setup.account
     unreachable = [str(path) for path in needed if not _readable(path)]
     if unreachable:
         user = account.name if account is not None else "this user"
@@ -64,10 +61,16 @@ def verify(setup: Setup, account: Account | None, needed: Sequence[Path]) -> lis
     return [f"operators run as the worker's own user without a private view: they can read {exposed[0]}"]
 
 
-def describe(setup: Setup, account: Account | None) -> str:
-    who = f"operators run as {account.name} (uid {account.uid})" if account else "operators run as this user"
+def describe(setup: Setup) -> str:
+    account = setup.account
+    if account is None:
+        who = "operators run as this user"
+    elif is_ours(account.uid):
+        who = f"operators run as accounts of their own (the first is uid {account.uid})"
+    else:
+        who = f"operators run as {account.name} (uid {account.uid})"
     if setup.namespaces:
-        return f"{who}, in a private view: files, processes and shared memory of their own"
+        return f"{who}, each in a private view: files, processes and shared memory of its own"
     return f"{who}, without a private view: they see the machine's processes and every file open to that user"
 
 

@@ -3,11 +3,11 @@
 ``python -m tracelake.worker.host.operator_host CONTROL LIFELINE`` is started by the wrapper with two descriptors
 and next to no environment. It becomes two processes:
 
-    guardian   keeps the power that the mounts needed and uses it no more; when the wrapper is gone, by its own
+    guardian   arranges what all processes see alike, and then does nothing; when the wrapper is gone, by its own
                will or killed, the lifeline ends, and the guardian kills the zygote
-    zygote     the private view's init: takes the operators' identity, imports what they will need, forks them on
-               request (``zygote``). When it ends, the kernel kills every process in the view, whatever group or
-               session it has fled to
+    zygote     the private view's init: imports what operators will need and forks them on request (``zygote``),
+               each with a keeper that gives it namespaces and an identity of its own (``keeper``). When it ends,
+               the kernel kills every process in the view, whatever group or session it has fled to
 
 So nothing that an operator starts outlives its wrapper. Without namespaces the same two processes do it by hand:
 both adopt orphans and kill whom they adopt.
@@ -22,20 +22,22 @@ import socket
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from tracelake.domain.errors import TracelakeError, Unavailable
+from tracelake.domain.errors import TracelakeError
 from tracelake.worker.host import kernel, namespaces, zygote
-from tracelake.worker.host.identity import Account, operator_account
+from tracelake.worker.host.keeper import View
 from tracelake.worker.host.operator_environment import needed_paths
-from tracelake.worker.host.private_view import Step, closed_to, plan_view, with_targets
+from tracelake.worker.host.private_view import Step, closed_to, plan_view, split, with_targets
 from tracelake.worker.host.process_tree import kill_children
 from tracelake.worker.host.protocol import Refused, Setup, read_to_host, send_packet
 
-_SHARED_MEMORY = Path("/dev/shm")
-"""The embedded database keeps segments here, under the user that operators may have too."""
+_SCRATCH = (namespaces.SHARED_MEMORY, Path("/tmp"), Path("/var/tmp"))
+"""Where anybody may write: each process gets its own, empty and gone with it. The embedded database keeps segments
+in the first."""
 
 
 def main(control_fd: int, lifeline: int) -> int:
@@ -57,12 +59,18 @@ def main(control_fd: int, lifeline: int) -> int:
 
 
 def _start(setup: Setup, control: socket.socket, lifeline: int) -> int:
-    account = operator_account(setup.user)
-    _make_work_folder(Path(setup.work_folder), account)
+    view = View(
+        namespaces=setup.namespaces,
+        object_root=Path(os.path.realpath(setup.object_root)),
+        work_folder=Path(os.path.realpath(setup.work_folder)),
+        own=[],
+    )
     if setup.namespaces:
-        steps = _view(setup, account)
+        common, own = split(_plan(setup))
+        view = replace(view, own=own)
         namespaces.enter()
-        namespaces.arrange(steps)
+        namespaces.forbid_writing()
+        namespaces.arrange(common)
     kernel.adopt_orphans()
     kernel.forbid_inspection()
     if pid := os.fork():
@@ -70,38 +78,27 @@ def _start(setup: Setup, control: socket.socket, lifeline: int) -> int:
     status = 1
     try:
         os.close(lifeline)
-        zygote.run(setup, account, control)
+        zygote.run(setup, view, control)
         status = 0
     except BaseException as error:
-        with suppress(OSError):
-            send_packet(control, _refusal(error))
+        if not isinstance(error, SystemExit):
+            with suppress(OSError):
+                send_packet(control, _refusal(error))
     finally:
         os._exit(status)
 
 
-def _view(setup: Setup, account: Account | None) -> list[Step]:
+def _plan(setup: Setup) -> list[Step]:
     hidden = [Path(path) for path in ([setup.home] if setup.home else []) + setup.hidden]
-    secret = with_targets(hidden)
+    secret = with_targets([*hidden, Path(f"/run/user/{os.geteuid()}")])
     return plan_view(
         covered=[path for path in secret if path.is_dir()],
         blanked=[path for path in secret if not path.is_dir()],
         shown=with_targets(needed_paths(setup)),
-        closed=closed_to(account),
-        scratch=[_SHARED_MEMORY] if _SHARED_MEMORY.is_dir() else [],
+        closed=closed_to(setup.account),
+        scratch={Path(os.path.realpath(path)) for path in _SCRATCH if path.is_dir()},
+        writable=with_targets([Path(setup.object_root), Path(setup.work_folder)]),
     )
-
-
-def _make_work_folder(folder: Path, account: Account | None) -> None:
-    """The operators' own, and nobody else's."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if account is not None:
-            os.chown(folder, account.uid, account.gid, follow_symlinks=False)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise Unavailable(
-            "WorkFolderUnusable", f"can't make the work folder {folder}: {error.strerror}"
-        ) from None
 
 
 def _guard(zygote_pid: int, lifeline: int, *, alone: bool) -> int:

@@ -1,36 +1,91 @@
 """Warm operator processes: one is ready before a task asks for it.
 
-There are as many as tasks may run at once, and one to spare, since a process that isn't used again leaves a gap in
-just the moment when the next task comes. A process that comes back is used again only if it said that it is as it
-was before, has no child as far as the kernel knows, and hasn't served too many attempts. One that dies while it
-waits is replaced, after a pause that grows when they die again and again. With its host the pool is at an end.
+A process is fresh until its first attempt, and from then on belongs to the job of that attempt: what an operator
+has changed in it meets no other job's tasks. One that comes back is used again only if it said that it is as it was
+before, has no child as far as the kernel knows, and hasn't served too many attempts.
+
+There is always a fresh process for each source of operators; of the source that was asked for last there are as
+many as tasks may run at once. Of those that belong to a job some are kept; who was used longest ago goes first. One
+that dies while it waits is replaced, after a pause that grows when they die again and again. With its host the pool
+is at an end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import hashlib
+from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import dataclass
 
+import msgspec
 import structlog
 
+from tracelake.contracts.dispatcher_api import TaskPayload
 from tracelake.contracts.operator_protocol import MAX_RUNS, SparkTarget
 from tracelake.domain.errors import TracelakeError, Unavailable
 from tracelake.worker.host.client import OperatorHost, OperatorProcess
 
 _PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _READY_SECONDS = 10.0
+_KEPT = 4
+"""Processes that wait for another attempt of their job, at least: twice as many as run at once, if that is more."""
+_MAX_SOURCES = 8
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Whose attempts one process may run: those of one job of one DAG, as it is defined now, by one operator."""
+
+    dag: str
+    job: str
+    operator: str
+    definition: bytes
+
+
+def use_of(task: TaskPayload) -> Use:
+    """The same for attempts that differ in what they read and write of the same datasets, and in nothing else."""
+    places = [
+        sorted((str(each.dataset_uuid), str(each.dataset_version)) for each in side)
+        for side in (task.inputs, task.outputs)
+    ]
+    defined = [
+        task.config,
+        task.udf,
+        task.secrets,
+        task.runtime,
+        task.update_strategy,
+        task.unique_key,
+        places,
+    ]
+    encoded = msgspec.json.encode(defined, order="deterministic")
+    return Use(task.job.dag_name, task.job.name, task.operator, hashlib.sha256(encoded).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    use: Use | None
+    source: str | None
+    process: asyncio.Future[OperatorProcess]
+
+    def takes(self, process: OperatorProcess) -> bool:
+        if self.process.done():
+            return False
+        return process.source == self.source if process.use is None else process.use == self.use
 
 
 class OperatorPool:
     def __init__(self, host: OperatorHost, size: int) -> None:
         self._host = host
         self._size = size
+        self._kept = max(_KEPT, 2 * size)
+        self._sources = [None, *sorted({each for each in host.operators.values() if each is not None})]
+        self._last: str | None = None
         self._idle: deque[OperatorProcess] = deque()
         self._taken: set[OperatorProcess] = set()
-        self._waiting: deque[asyncio.Future[OperatorProcess]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._tidying: set[asyncio.Task[None]] = set()
         self._gap = asyncio.Event()
         self._gap.set()
@@ -42,24 +97,29 @@ class OperatorPool:
         """How many are ready at once."""
         return len(self._idle)
 
-    async def take(self) -> OperatorProcess:
-        """Raises when there will be none: the host is gone, or its processes can't be started."""
+    async def take(self, use: Use | None = None) -> OperatorProcess:
+        """Raises when there will be none: the host is gone, or its processes can't be started. None is for whoever
+        only wants to see one, and gives it no attempt."""
+        source = None if use is None else self._host.operators.get(use.operator)
         while True:
             if self._closed is not None:
                 raise self._closed
-            process = self._idle.pop() if self._idle else await self._next()
+            process = self._find(use, source) or await self._next(use, source)
             # It may have died since it was found ready.
             if process.alive:
+                process.use, self._last = use, source
                 self._taken.add(process)
-                if not self._idle:
-                    self._gap.set()
+                self._gap.set()
                 return process
 
     async def give_back(self, process: OperatorProcess, *, reusable: bool) -> None:
         """One that isn't used again is gone when this returns, with everything that it left behind."""
         self._taken.remove(process)
-        if reusable and process.alive and process.runs < MAX_RUNS and self._closed is None:
-            if process.ready and process.children.any is False and len(self._idle) <= self._size:
+        fresh = process.runs == 0
+        if fresh:
+            process.use = None
+        if reusable and process.alive and self._closed is None and (fresh or self._may_run_again(process)):
+            if (fresh or process.ready) and process.children.any is False:
                 self._welcome(process)
                 return
             tidying = asyncio.create_task(self._tidy(process))
@@ -87,15 +147,28 @@ class OperatorPool:
         self._idle.clear()
         await asyncio.gather(*(process.kill() for process in idle))
 
-    async def _next(self) -> OperatorProcess:
-        self._gap.set()
-        waiting: asyncio.Future[OperatorProcess] = asyncio.get_running_loop().create_future()
+    def _may_run_again(self, process: OperatorProcess) -> bool:
+        return process.use is not None and process.runs < MAX_RUNS and self._host.sealed
+
+    def _find(self, use: Use | None, source: str | None) -> OperatorProcess | None:
+        """The job's own, the last one that was used; or a fresh one."""
+        own = [process for process in self._idle if process.use is not None and process.use == use]
+        fresh = [process for process in self._idle if process.use is None and process.source == source]
+        for process in (*reversed(own), *fresh):
+            self._idle.remove(process)
+            return process
+        return None
+
+    async def _next(self, use: Use | None, source: str | None) -> OperatorProcess:
+        waiting = _Waiting(use, source, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
+        self._gap.set()
         try:
-            return await waiting
+            return await waiting.process
         except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                self._welcome(waiting.result())
+            process = waiting.process
+            if process.done() and not process.cancelled() and process.exception() is None:
+                self._welcome(process.result())
             raise
 
     async def _tidy(self, process: OperatorProcess) -> None:
@@ -104,22 +177,30 @@ class OperatorPool:
             async with asyncio.timeout(_READY_SECONDS):
                 if not process.ready:
                     await process.receive()
-                clean = process.ready and await self._host.children(process) == 0
         except (TracelakeError, TimeoutError):
-            clean = False
-        if clean and self._closed is None and len(self._idle) <= self._size:
+            pass
+        if process.ready and process.children.any is False and self._closed is None:
             self._welcome(process)
             return
         self._gap.set()
         await process.kill()
 
     def _welcome(self, process: OperatorProcess) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(process)
+        for waiting in self._waiting:
+            if waiting.takes(process):
+                self._waiting.remove(waiting)
+                waiting.process.set_result(process)
                 return
         self._idle.append(process)
+        kept = [each for each in self._idle if each.use is not None]
+        if len(kept) > self._kept:
+            self._idle.remove(kept[0])
+            self._end_one(kept[0])
+
+    def _end_one(self, process: OperatorProcess) -> None:
+        ending = asyncio.create_task(process.kill())
+        self._tidying.add(ending)
+        ending.add_done_callback(self._tidying.discard)
 
     def _forget(self, process: OperatorProcess) -> None:
         with suppress(ValueError):
@@ -127,11 +208,17 @@ class OperatorPool:
             _log.warning("idle_operator_died", pid=process.pid)
             self._gap.set()
 
-    def _lacking(self) -> bool:
-        """As many as may be taken at once, and one ready while all are; and one for everybody who waits. Those that
-        are tidied up come back."""
-        alive = len(self._idle) + len(self._taken) + len(self._tidying)
-        return alive <= self._size or len(self._waiting) > len(self._tidying)
+    def _lacks(self) -> tuple[bool, str | None]:
+        """Whether another process is to be started, and with which source: for whoever waits, then so that there
+        are enough fresh ones."""
+        for waiting in self._waiting:
+            if not waiting.process.done():
+                return True, waiting.source
+        fresh = Counter(process.source for process in self._idle if process.use is None)
+        for source in self._sources[:_MAX_SOURCES]:
+            if fresh[source] < (self._size if source == self._last else 1):
+                return True, source
+        return False, None
 
     async def _keep_warm(self) -> None:
         died = asyncio.create_task(self._host.died())
@@ -141,9 +228,12 @@ class OperatorPool:
             while not (died.done() or self._host.has_ended()):
                 await self._gap.wait()
                 self._gap.clear()
-                while self._lacking() and not died.done():
+                while not died.done():
+                    lacks, source = self._lacks()
+                    if not lacks:
+                        break
                     try:
-                        await self._add()
+                        await self._add(source)
                         pause = _PAUSE
                     except TracelakeError as error:
                         if self._host.has_ended():
@@ -157,14 +247,14 @@ class OperatorPool:
         finally:
             died.cancel()
 
-    async def _add(self) -> None:
-        process = await self._host.spawn()
+    async def _add(self, source: str | None) -> None:
+        process = await self._host.spawn(source)
         process.hosted.gone.add_done_callback(lambda _: self._forget(process))
         self._welcome(process)
 
     def _disappoint(self, error: TracelakeError) -> None:
         while self._waiting:
-            waiting = self._waiting.popleft()
+            waiting = self._waiting.popleft().process
             if not waiting.done():
                 waiting.set_exception(error)
 

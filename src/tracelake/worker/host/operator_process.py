@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from tracelake.contracts.operator_protocol import Finished, FromOperator, Ready, Run, ToOperator
 from tracelake.domain.errors import Unavailable
@@ -29,10 +31,13 @@ class OperatorGone(Unavailable):
 
 
 class OperatorProcess:
-    """``runs`` counts the attempts that it was given; it is ``ready`` when it waits for another."""
+    """``runs`` counts the attempts that it was given; it is ``ready`` when it waits for another. ``source`` is what
+    it has loaded operators from, and ``use`` whose it is since its first attempt (``operator_pool``)."""
 
-    def __init__(self, hosted: Hosted, channel: socket.socket) -> None:
+    def __init__(self, hosted: Hosted, channel: socket.socket, source: str | None = None) -> None:
         self.hosted = hosted
+        self.source = source
+        self.use: Hashable | None = None
         self.runs = 0
         self.ready = False
         self.children = ChildrenFile(hosted.pid)
@@ -42,6 +47,24 @@ class OperatorProcess:
     @property
     def pid(self) -> int:
         return self.hosted.pid
+
+    @property
+    def folder(self) -> Path:
+        """Its own, seen by nobody else."""
+        return self.hosted.folder
+
+    @property
+    def owner(self) -> int | None:
+        """The uid that it runs as; None when it's the wrapper's own user."""
+        return None if self.hosted.account is None else self.hosted.account.uid
+
+    async def grant(self, reads: Sequence[str], writes: Sequence[str]) -> None:
+        """Show it folders below the object root, named from there."""
+        await self.hosted.grant(reads, writes)
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
+        """Those in which it has something open for writing: they stay, unless by ``force``."""
+        return await self.hosted.withdraw(places, force=force)
 
     @property
     def alive(self) -> bool:

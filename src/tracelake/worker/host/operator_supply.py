@@ -17,7 +17,7 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import TracelakeError, Unavailable
 from tracelake.worker.conversation import Process
 from tracelake.worker.host.client import HostedProgram, HostSpec, OperatorHost, OperatorProcess
-from tracelake.worker.host.operator_pool import OperatorPool
+from tracelake.worker.host.operator_pool import OperatorPool, Use
 
 _PAUSES = (0.2, 10.0)
 _PATIENCE = 60.0
@@ -35,10 +35,6 @@ class OperatorSupply:
         self._spark: SparkTarget | None = None
         self._warm = asyncio.Event()
         self._taken: dict[int, tuple[OperatorPool, OperatorProcess]] = {}
-
-    @property
-    def owner(self) -> int | None:
-        return None if self._host is None else self._host.uid
 
     async def start(self) -> None:
         """Raises with reason and remedy when operators can't be run here."""
@@ -80,14 +76,14 @@ class OperatorSupply:
     def available(self) -> bool:
         return self._warm.is_set()
 
-    async def take(self) -> Process:
+    async def take(self, use: Use | None = None) -> Process:
         """Waits a while for a new host when the old one is gone: that is no fault of who asks."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 while True:
                     await self._warm.wait()
                     pool = self._pool
-                    if pool is not None and (process := await self._of(pool)) is not None:
+                    if pool is not None and (process := await self._of(pool, use)) is not None:
                         return process
         except TimeoutError:
             raise Unavailable("NoOperatorHost", "the operator host has ended and can't be started") from None
@@ -96,10 +92,10 @@ class OperatorSupply:
         """Returns once a process is ready; raises when none can be started."""
         await self.give_back(await self.take(), reusable=True)
 
-    async def _of(self, pool: OperatorPool) -> Process | None:
+    async def _of(self, pool: OperatorPool, use: Use | None) -> Process | None:
         """None when the pool has ended with its host."""
         try:
-            process = await pool.take()
+            process = await pool.take(use)
         except Unavailable as error:
             if error.reason not in _ENDED:
                 raise
@@ -114,11 +110,11 @@ class OperatorSupply:
         await pool.give_back(taken, reusable=reusable and pool is self._pool)
 
     async def start_program(
-        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, cwd: Path
+        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram:
         if self._host is None:
             raise Unavailable("NoOperatorHost", "the operator host has ended and is being started again")
-        return await self._host.start_program(argv, env, log=log, cwd=cwd)
+        return await self._host.start_program(argv, env, log=log, folder=folder)
 
     async def close(self) -> None:
         await self._drop()

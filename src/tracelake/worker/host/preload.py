@@ -1,8 +1,9 @@
 """What the zygote imports so that operator processes needn't.
 
-The built-in operators and the sources that the worker was told to load; operators of installed packages are
-imported by the first process that runs one, since nobody vouches for what they start at import. For Spark, the
-Connect client without a channel: gRPC's threads wouldn't survive a fork.
+The built-in operators and the libraries that they need. What the worker was told to load, and operators of
+installed packages, are imported by the processes that run them: nobody vouches for what they do at import, and the
+zygote is the template of everybody's processes. For Spark, the Connect client without a channel: gRPC's threads
+wouldn't survive a fork.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
 
 from tracelake.domain.errors import Invalid
 from tracelake.operators.registry import BUILT_IN, Registry
@@ -29,14 +29,14 @@ _SPARK = (
 _NEEDS_SPARK = ("sql_transform",)
 
 
-def preload(operators: Iterable[str], *, spark: bool) -> Registry:
+def preload(*, spark: bool) -> Registry:
     # Libraries that would start a thread per core as they are imported; in the copies they wouldn't run.
     single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     os.environ.update(single)
     try:
         if spark:
             _import_spark()
-        registry = Registry.standard(operators)
+        registry = Registry.standard()
         for name in BUILT_IN:
             if spark or name not in _NEEDS_SPARK:
                 registry.get(name)

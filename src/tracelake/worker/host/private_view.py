@@ -1,12 +1,15 @@
 """What operators see of the file system, decided as an ordered list of mounts.
 
+Nothing of it can be written to, but for what is said to be writable: an operator changes neither the interpreter
+that its wrapper runs on, nor what its user may write elsewhere.
+
 The installation's home, and every folder with credentials, is covered by an empty file system in which only what
 operators need appears again at its own path: the objects, their work folder, the interpreter. The same is done
 where the operators' user can't reach what it needs, such as an interpreter below a home directory that is closed
 to others: the closed folder is covered by a skeleton that leads there and to nothing else.
 
     Cover   an empty folder takes the place of this one
-    Show    what was at this path before appears again
+    Show    what was at this path before appears again, to be read, or ``writable``
     Blank   an empty file takes the place of this one
 
 Outer paths come before inner ones, so a credential within a folder that is shown is covered again. A file that is
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tracelake
-from tracelake.worker.host.identity import Account
+from tracelake.accounts import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Cover:
 @dataclass(frozen=True, slots=True)
 class Show:
     path: Path
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +59,37 @@ def plan_view(
     shown: Iterable[Path],
     closed: Callable[[Path], bool],
     scratch: Iterable[Path] = (),
+    writable: Iterable[Path] = (),
 ) -> list[Step]:
     """``closed`` tells whether the operators' user is kept from entering a folder. Paths are absolute."""
-    writable = set(scratch)
-    covers = {*covered, *writable}
-    shows = set(shown) - covers
+    empty = set(scratch)
+    covers = {*covered, *empty}
+    changeable = set(writable)
+    shows = {*shown, *changeable} - covers
     covers |= {folder for path in shows for folder in path.parents if closed(folder)}
     wanted: list[Step] = [
-        *(Cover(path, scratch=path in writable) for path in covers),
-        *(Show(path) for path in shows - covers),
+        *(Cover(path, scratch=path in empty) for path in covers),
+        *(Show(path, writable=path in changeable) for path in shows - covers),
     ]
     steps: list[Step] = []
     for step in sorted(wanted, key=lambda each: (len(each.path.parts), each.path)):
         around = _enclosing(step.path, steps)
-        if isinstance(step, Show) == isinstance(around, Cover):
+        if isinstance(step, Show) == isinstance(around, Cover) or _opens(step, around):
             steps.append(step)
     bare = [path for path in sorted(set(blanked)) if not isinstance(_enclosing(path, steps), Cover)]
     return [*steps, *(Blank(path) for path in bare)]
+
+
+def split(steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
+    """What all processes see alike, and what is made anew for each: scratch folders and what is shown in them."""
+    scratch = [step.path for step in steps if isinstance(step, Cover) and step.scratch]
+    own = [step for step in steps if any(step.path.is_relative_to(path) for path in scratch)]
+    return [step for step in steps if step not in own], own
+
+
+def _opens(step: Step, around: Step | None) -> bool:
+    """A place to write in, where all around it is to be read."""
+    return isinstance(step, Show) and step.writable and not (isinstance(around, Show) and around.writable)
 
 
 def _enclosing(path: Path, steps: Sequence[Step]) -> Step | None:

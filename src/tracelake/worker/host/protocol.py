@@ -7,13 +7,19 @@ process that it forks. Nothing here carries a credential of the platform.
     wrapper                                        host
        ── Setup ────────────────────────────▶      once
        ◀──────────────────────────── Up | Refused
-       ── Spawn (+ channel) ────────────────▶
-       ── Program (+ log) ──────────────────▶
+       ── Spawn (+ channel, line) ──────────▶
+       ── Program (+ log, line) ────────────▶
        ◀────────────── Spawned (+ pidfd) | Failed
        ── Kill ─────────────────────────────▶
-       ── Inspect ──────────────────────────▶      has it children?
-       ◀─────────────────────────────── Inspected
        ◀─────────────────────────────────── Gone   it and everything that it left behind
+
+Each process that the host starts has a keeper (``keeper``), which the wrapper reaches by a ``line`` of its own:
+
+    wrapper                                        keeper
+       ◀─────────────────────────── Born (+ pidfd)
+       ── Grant | Withdraw ─────────────────▶      what the process sees of the objects
+       ◀──────────────────────────────────── Done
+       ◀─────────────────────────────────── Ended  how the process itself ended
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import SparkTarget
 
 MAX_PACKET = 256 * 1024
@@ -36,7 +43,8 @@ _MAX_DESCRIPTORS = 4
 
 class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
     """``hidden`` are files and folders with credentials, ``shown`` what operators must reach besides the
-    interpreter, the objects and their work folder. ``user`` is whom to become when the host is root."""
+    interpreter, the objects and their folder. ``account`` and ``folder`` are those of the process that proves what
+    operators see: processes get other ones, of the same kind. None is the wrapper's own user."""
 
     namespaces: bool
     home: str | None
@@ -46,21 +54,29 @@ class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
     preload_spark: bool
     hidden: list[str]
     shown: list[str]
-    user: str
+    folder: str
+    account: Account | None
 
 
 class Spawn(Struct, frozen=True, tag="spawn"):
-    """``spark`` is connected to before the process says that it is ready."""
+    """``folder`` is the process's own, below the work folder. ``spark`` is connected to, and the operators of
+    ``source`` are loaded, before the process says that it is ready."""
 
     key: int
+    folder: str
+    account: Account | None = None
     spark: SparkTarget | None = None
+    source: str | None = None
 
 
 class Program(Struct, frozen=True, tag="program"):
+    """It starts in its ``folder``, and sees every dataset's files, to be read."""
+
     key: int
+    folder: str
+    account: Account | None
     argv: list[str]
     env: dict[str, str]
-    cwd: str
 
     def __repr__(self) -> str:
         return f"Program({self.key}, {self.argv[:1]}, …)"
@@ -70,20 +86,17 @@ class Kill(Struct, frozen=True, tag="kill"):
     key: int
 
 
-class Inspect(Struct, frozen=True, tag="inspect"):
-    key: int
-
-
-ToHost = Setup | Spawn | Program | Kill | Inspect
+ToHost = Setup | Spawn | Program | Kill
 
 
 class Up(Struct, frozen=True, kw_only=True, tag="up"):
-    """``uid`` is None when operators run as the wrapper's own user."""
+    """``operators`` are all that there are, each with the source that it is loaded from; None for those that need
+    none. ``sealed``: what a process was shown and isn't any more, it can't have kept."""
 
     view: str
     warnings: list[str]
-    uid: int | None
-    operators: list[str]
+    operators: dict[str, str | None]
+    sealed: bool
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
@@ -102,26 +115,66 @@ class Failed(Struct, frozen=True, tag="failed"):
     message: str
 
 
-class Inspected(Struct, frozen=True, tag="inspected"):
-    key: int
-    children: int
-
-
 class Gone(Struct, frozen=True, tag="gone"):
-    """``status`` is the exit code, negative for a signal, as in ``subprocess``."""
+    """``status`` is the keeper's exit code, negative for a signal, as in ``subprocess``."""
 
     key: int
     status: int
 
 
-FromHost = Up | Refused | Spawned | Failed | Inspected | Gone
+FromHost = Up | Refused | Spawned | Failed | Gone
+
+
+class Grant(Struct, frozen=True, tag="grant"):
+    """Folders below the object root, named from there: some to be read, some to be written to."""
+
+    number: int
+    reads: list[str]
+    writes: list[str]
+
+
+class Withdraw(Struct, frozen=True, tag="withdraw"):
+    """Nothing can be written there any more, and then it is out of sight. What somebody has open for writing stays
+    as it is, unless by ``force``: then it is out of sight all the same."""
+
+    number: int
+    places: list[str]
+    force: bool = False
+
+
+ToKeeper = Grant | Withdraw
+
+
+class Born(Struct, frozen=True, tag="born"):
+    pass
+
+
+class Done(Struct, frozen=True, kw_only=True, tag="done"):
+    """``busy`` are places with something open for writing; ``problem`` says why it couldn't be done."""
+
+    number: int
+    busy: list[str] = []
+    problem: str | None = None
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    status: int
+
+
+FromKeeper = Born | Done | Ended
 
 _encoder = msgspec.json.Encoder()
 _to_host: msgspec.json.Decoder[ToHost] = msgspec.json.Decoder(ToHost)
 _from_host: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
+_to_keeper: msgspec.json.Decoder[ToKeeper] = msgspec.json.Decoder(ToKeeper)
+_from_keeper: msgspec.json.Decoder[FromKeeper] = msgspec.json.Decoder(FromKeeper)
 
 
-def send_packet(sock: socket.socket, message: ToHost | FromHost, descriptors: Sequence[int] = ()) -> None:
+def send_packet(
+    sock: socket.socket,
+    message: ToHost | FromHost | ToKeeper | FromKeeper,
+    descriptors: Sequence[int] = (),
+) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     sock.sendmsg([_encoder.encode(message)], rights, socket.MSG_NOSIGNAL)
 
@@ -143,6 +196,18 @@ def read_from_host(sock: socket.socket) -> tuple[FromHost, list[int]] | None:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def read_to_keeper(sock: socket.socket) -> ToKeeper | None:
+    body, descriptors = _receive(sock)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return _to_keeper.decode(body) if body else None
+
+
+def read_from_keeper(sock: socket.socket) -> tuple[FromKeeper, list[int]] | None:
+    body, descriptors = _receive(sock)
+    return (_from_keeper.decode(body), descriptors) if body else None
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:

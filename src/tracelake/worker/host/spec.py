@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tracelake.worker.host.identity import DEFAULT_USER
+from tracelake.accounts import Account
 from tracelake.worker.host.protocol import Setup
 
 
@@ -17,7 +17,7 @@ class HostSpec:
     """``hidden`` are files and folders with credentials outside of ``home``; ``shown`` what operators must reach
     besides the interpreter, the objects and the work folder. ``namespaces``: refuse to do without them, do
     without them when they can't be had, or don't try. ``user`` is whom root runs operators as, by default
-    ``TRACELAKE_OPERATOR_USER`` or nobody."""
+    ``TRACELAKE_OPERATOR_USER``; without either each process has an account of its own."""
 
     home: Path | None
     object_root: Path
@@ -29,7 +29,11 @@ class HostSpec:
     namespaces: Literal["required", "auto", "never"] = "auto"
     user: str | None = None
 
-    def setup(self, *, namespaces: bool) -> Setup:
+    @property
+    def chosen_user(self) -> str | None:
+        return self.user or os.environ.get("TRACELAKE_OPERATOR_USER") or None
+
+    def setup(self, *, namespaces: bool, account: Account | None, folder: Path) -> Setup:
         def absolute(paths: Sequence[Path]) -> list[str]:
             return [os.path.abspath(path) for path in paths]
 
@@ -38,11 +42,13 @@ class HostSpec:
         return Setup(
             namespaces=namespaces,
             home=None if self.home is None else os.path.abspath(self.home),
-            object_root=os.path.abspath(self.object_root),
-            work_folder=os.path.abspath(self.work_folder),
+            # As links lead: what is covered there must not be seen by another name.
+            object_root=os.path.realpath(self.object_root),
+            work_folder=os.path.realpath(self.work_folder),
             operators=sources,
             preload_spark=self.preload_spark,
             hidden=absolute(self.hidden),
             shown=absolute([*self.shown, *files]),
-            user=self.user or os.environ.get("TRACELAKE_OPERATOR_USER", DEFAULT_USER),
+            folder=str(folder),
+            account=account,
         )

@@ -1,14 +1,16 @@
 """The zygote: one process with everything imported, of which each operator process is a copy.
 
-It runs under the operators' identity and holds no secret. It has no threads, so a fork is safe; what it preloads
-must start none. Every child runs in a session of its own and is killed with everything that it left behind:
-operator processes adopt their orphans, the zygote adopts theirs when they end, and whatever child of the zygote
-isn't one of those it was asked for is killed. ``Gone`` is said when nothing is left. Leftovers that multiply
-faster than they can be killed take the zygote with them, and so the whole view.
+It runs no code of anybody but ours and of the libraries that we import: what operators bring is loaded by the
+processes that run it. So it may keep the power that it takes to give each of them namespaces, an identity and a
+folder of their own (``keeper``). It has no threads, so a fork is safe; what it preloads must start none. Without
+namespaces it adopts what processes leave behind, and kills whatever child isn't one that it was asked for. ``Gone``
+is said when nothing is left. Leftovers that multiply faster than they can be killed take the zygote with them, and
+so the whole view.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -16,21 +18,24 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
+
+from tracelake.domain.errors import Invalid, TracelakeError
 from tracelake.operators.registry import Registry
 from tracelake.worker.host import kernel, namespaces, preload
 from tracelake.worker.host.hosted_start import become_operator, become_program
-from tracelake.worker.host.identity import Account, become
-from tracelake.worker.host.operator_environment import describe, needed_paths, set_environment, verify
+from tracelake.worker.host.keeper import FAILED, Kept, View, keep
+from tracelake.worker.host.operator_environment import clear_environment, describe, needed_paths, verify
 from tracelake.worker.host.process_tree import children_of, kill_children
 from tracelake.worker.host.protocol import (
     Failed,
     FromHost,
     Gone,
-    Inspect,
-    Inspected,
     Kill,
     Program,
     Setup,
@@ -44,29 +49,47 @@ from tracelake.worker.host.protocol import (
 
 _ORPHAN_SCAN_MS = 1000
 _LEFTOVERS_SECONDS = 10.0
+_NO_NAMESPACES = 71
+_UNSEALED = (
+    "user namespaces can't be forbidden to operators here (/proc/sys is read-only): each attempt gets a process"
+    " of its own, and what runs on Spark could keep a way to write to files that it has written"
+)
 
 
-def run(setup: Setup, account: Account | None, control: socket.socket) -> None:
+class Proof(msgspec.Struct, frozen=True):
+    """What a first process, like all that follow, has found out: what is wrong, or what there is."""
+
+    refused: str | None = None
+    warnings: list[str] = []
+    operators: dict[str, str | None] = {}
+
+
+def run(setup: Setup, view: View, control: socket.socket) -> None:
     """Until the wrapper is gone."""
     if setup.namespaces:
         namespaces.mount_proc()
-    # Whoever can't reach a path can't even tell that it exists.
-    needed = needed_paths(setup)
-    become(account)
-    if setup.namespaces:
         # Otherwise it must live on for a moment, to kill what the kernel wouldn't.
         kernel.die_with_parent()
     kernel.adopt_orphans()
-    warnings = verify(setup, account, needed)
-    set_environment(setup)
-    registry = preload.preload(setup.operators, spark=setup.preload_spark)
+    clear_environment()
+    registry = preload.preload(spark=setup.preload_spark)
     gc.collect()
     gc.freeze()
-    uid = None if account is None else account.uid
-    view = describe(setup, account)
-    send_packet(control, Up(view=view, warnings=warnings, uid=uid, operators=registry.names))
+    zygote = Zygote(control, registry, view)
+    warnings = []
+    sealed = os.geteuid() == 0 or not setup.namespaces or namespaces.allow_no_more_users()
+    if not sealed:
+        warnings.append(_UNSEALED)
+    proof = zygote.prove(setup)
+    up = Up(
+        view=describe(setup),
+        warnings=[*warnings, *proof.warnings],
+        operators=proof.operators,
+        sealed=sealed,
+    )
+    send_packet(control, up)
     try:
-        Zygote(control, registry).serve()
+        zygote.serve()
     except BrokenPipeError:
         pass
     finally:
@@ -76,28 +99,62 @@ def run(setup: Setup, account: Account | None, control: socket.socket) -> None:
 
 @dataclass(slots=True)
 class _Child:
+    """``status`` once it has ended, and when that was."""
+
     pid: int
-    is_program: bool
     status: int | None = None
     ended_at: float = 0.0
 
 
 class Zygote:
-    def __init__(self, control: socket.socket, registry: Registry) -> None:
+    def __init__(self, control: socket.socket, registry: Registry, view: View) -> None:
         self._control = control
         self._registry = registry
+        self._view = view
         self._children: dict[int, _Child] = {}
-        self._wake, wake_end = socket.socketpair()
-        for end in (self._wake, wake_end):
+        self._wake, self._wake_end = socket.socketpair()
+        for end in (self._wake, self._wake_end):
             end.setblocking(False)
-        self._wake_end = wake_end
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_end.fileno(), warn_on_full_buffer=False)
+        # By the kernel's word: it makes one process the first of a new namespace, and then none more.
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if view.namespaces else -1
+
+    def prove(self, setup: Setup) -> Proof:
+        """By a process like those of the operators, whose sources are loaded there for a first time."""
+        # Whoever can't reach a path can't even tell that it exists.
+        needed = needed_paths(setup)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read, write = os.pipe()
+        kept = Kept(
+            account=setup.account,
+            folder=Path(setup.folder),
+            descriptors=[write],
+            start=lambda: _prove(setup, needed, write),
+        )
+        try:
+            pid = self._fork(kept, theirs, before=[read])
+        except OSError as error:
+            raise namespaces.NoNamespaces(error) from None
+        os.close(write)
+        with os.fdopen(read, "rb") as file:
+            said = file.read()
+        ours.close()
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) == _NO_NAMESPACES:
+            raise namespaces.NoNamespaces(OSError(errno.EPERM, "one within another isn't allowed"))
+        if not said:
+            # What it said to standard error says why.
+            raise SystemExit(FAILED)
+        proof = msgspec.json.decode(said, type=Proof)
+        if proof.refused is not None:
+            raise Invalid("OperatorHostRefused", proof.refused)
+        return proof
 
     def serve(self) -> None:
+        signal.set_wakeup_fd(self._wake_end.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         ready = select.poll()
-        ready.register(self._control, select.POLLIN)
-        ready.register(self._wake, select.POLLIN)
+        for sock in (self._control, self._wake):
+            ready.register(sock, select.POLLIN)
         while True:
             events = dict(ready.poll(self._patience()))
             if self._wake.fileno() in events or not events:
@@ -111,63 +168,88 @@ class Zygote:
                 self._obey(*received)
 
     def _patience(self) -> int | None:
-        """Orphans of a program that lives on come to us without a signal; those of an operator go to it."""
         unburied = any(child.status is not None for child in self._children.values())
-        programs = any(child.is_program for child in self._children.values())
-        return _ORPHAN_SCAN_MS if unburied or programs else None
+        return _ORPHAN_SCAN_MS if unburied else None
 
     def _obey(self, order: ToHost, descriptors: list[int]) -> None:
         try:
             match order:
-                case Spawn(key):
-                    self._fork(key, order, descriptors[0])
-                case Program(key):
-                    self._fork(key, order, descriptors[0])
+                case Spawn() | Program():
+                    self._start(order, *descriptors)
                 case Kill(key):
                     if (child := self._children.get(key)) is not None and child.status is None:
-                        _kill_group(child.pid)
-                case Inspect(key):
-                    known = self._children.get(key)
-                    count = 0 if known is None or known.status is not None else len(children_of(known.pid))
-                    self._say(Inspected(key, count))
+                        with suppress(ProcessLookupError):
+                            os.kill(child.pid, signal.SIGKILL)
                 case Setup():
                     raise ValueError("set up twice")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _fork(self, key: int, order: Spawn | Program, descriptor: int) -> None:
+    def _start(self, order: Spawn | Program, descriptor: int, line: int) -> None:
+        match order:
+            case Spawn():
+                kept = Kept(
+                    account=order.account,
+                    folder=Path(order.folder),
+                    descriptors=[descriptor],
+                    start=lambda: become_operator(order, descriptor, self._registry),
+                )
+            case Program():
+                kept = Kept(
+                    account=order.account,
+                    folder=Path(order.folder),
+                    descriptors=[descriptor],
+                    start=lambda: become_program(order, descriptor),
+                    sees_datasets=True,
+                )
         try:
-            parent = os.getpid()
-            pid = os.fork()
+            pid = self._fork(kept, socket.socket(fileno=os.dup(line)))
         except OSError as error:
-            self._say(Failed(key, f"can't fork: {error.strerror}"))
+            self._say(Failed(order.key, f"can't fork: {error.strerror}"))
             return
-        if pid == 0:
-            self._become(order, descriptor, parent)
-        self._children[key] = _Child(pid, isinstance(order, Program))
+        self._children[order.key] = _Child(pid)
         handle = os.pidfd_open(pid)
         try:
-            self._say(Spawned(key), [handle])
+            self._say(Spawned(order.key), [handle])
         finally:
             os.close(handle)
 
-    def _become(self, order: Spawn | Program, descriptor: int, parent: int) -> None:
+    def _fork(self, kept: Kept, line: socket.socket, before: Sequence[int] = ()) -> int:
+        """The child becomes the keeper, which needs neither ``before`` nor anything of ours."""
+        parent = os.getpid()
+        if self._own >= 0:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0 and self._own >= 0:
+                kernel.enter_namespace(self._own, kernel.CLONE_NEWPID)
+        if pid == 0:
+            self._become(kept, line, parent, before)
+        line.close()
+        return pid
+
+    def _become(self, kept: Kept, line: socket.socket, parent: int, before: Sequence[int]) -> None:
         """Never returns."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for own in (self._control, self._wake, self._wake_end):
                 own.close()
-            if isinstance(order, Spawn):
-                become_operator(order, descriptor, parent, self._registry)
-            else:
-                become_program(order, descriptor, parent)
+            for descriptor in (*before, *([self._own] if self._own >= 0 else [])):
+                os.close(descriptor)
+            keep(self._view, kept, line, parent)
+        except namespaces.NoNamespaces as error:
+            sys.stderr.write(f"{error.message}\n")
+            sys.stderr.flush()
+            os._exit(_NO_NAMESPACES)
         except BaseException as error:
             sys.stderr.write(f"a process of the operator host failed: {type(error).__name__}: {error}\n")
             sys.stderr.flush()
         finally:
-            os._exit(70)
+            os._exit(FAILED)
 
     def _bury(self) -> None:
         self._reap()
@@ -206,8 +288,12 @@ class Zygote:
         send_packet(self._control, message, descriptors or ())
 
 
-def _kill_group(pid: int) -> None:
-    """The group may not exist yet, when the process was forked a moment ago."""
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+def _prove(setup: Setup, needed: Sequence[Path], write: int) -> None:
+    try:
+        warnings = verify(setup, needed)
+        proof = Proof(warnings=warnings, operators=Registry.standard(setup.operators).sources)
+    except TracelakeError as error:
+        proof = Proof(refused=error.message)
+    with os.fdopen(write, "wb") as file:
+        file.write(msgspec.json.encode(proof))
+    os._exit(0)

@@ -8,6 +8,7 @@ invocation: it comes with each event.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -31,15 +32,25 @@ _NODE = "/opt/node/node"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/opt/bin"
 
 
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionIdentity:
-    """What makes two invocations the same function: only those share an environment."""
+    """What makes two invocations the same function: only those share an environment. The DAG and the job are two
+    things: joined, ``a_b`` and ``c`` would be the same as ``a`` and ``b_c``."""
 
     bundle: str
     entrypoint: str
-    name: str
+    dag: str
+    job: str
     timeout_seconds: int
     memory_bytes: int
+
+    @property
+    def name(self) -> str:
+        """For people, and for code that looks at it: it stands for nothing here."""
+        return _NOT_IN_NAMES.sub("_", f"{self.dag}_{self.job}")[:140]
 
     @property
     def arn(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass, field
 
@@ -18,7 +17,6 @@ from tracelake.worker.sandbox.spec import MIB
 
 MEMORY_BYTES = 256 * MIB
 NOOP_ENTRYPOINT = "noop.handler"
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _FRESH_TRIES = 2
 
 
@@ -38,7 +36,8 @@ def identity_of(task: Invocation) -> FunctionIdentity:
     return FunctionIdentity(
         bundle=function,
         entrypoint=NOOP_ENTRYPOINT if function == NOOP_FUNCTION else str(task.udf["entrypoint"]),
-        name=_NOT_IN_NAMES.sub("_", f"{task.job.dag_name}_{task.job.name}")[:140],
+        dag=task.job.dag_name,
+        job=task.job.name,
         timeout_seconds=task.timeout_seconds,
         memory_bytes=MEMORY_BYTES,
     )

@@ -14,13 +14,13 @@ import os
 import socket
 from pathlib import Path
 
+from tracelake.accounts import HeldAccount, hold_account
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.worker.sandbox import launcher, layout, limits, orphans, seccomp
 from tracelake.worker.sandbox.cgroups import CgroupParent
 from tracelake.worker.sandbox.launch import Launcher, start_launcher
 from tracelake.worker.sandbox.process import SandboxedProcess
 from tracelake.worker.sandbox.spec import SandboxSpec
-from tracelake.worker.sandbox.user_slots import UserSlot, take_slot
 
 _START_SECONDS = 30.0
 
@@ -38,6 +38,7 @@ class Bubblewrap:
         self._spare: asyncio.Task[Launcher] | None = None
         self._closed = False
         self._running: set[SandboxedProcess] = set()
+        self._accounts: list[HeldAccount] = []
         orphans.take_orphans()
 
     async def start(self, spec: SandboxSpec) -> SandboxedProcess:
@@ -51,18 +52,24 @@ class Bubblewrap:
         hidden = layout.unreadable(sources) if self._as_root else None
         if hidden is not None:
             raise Invalid("SandboxSpecInvalid", f"{hidden} can't be read by the sandbox's user (chmod o+rX)")
-        slot = take_slot() if self._as_root else None
+        slot = await self._take_account() if self._as_root else None
         try:
             return await self._launch(spec, sources, slot)
         except BaseException as error:
             if slot is not None:
-                slot.release()
+                self._accounts.append(slot)
             if isinstance(error, OSError):
                 raise Unavailable("SandboxFailed", f"the sandbox could not be set up: {error}") from error
             raise
 
+    async def _take_account(self) -> HeldAccount:
+        """A user for each sandbox, shared neither with another one nor with anything else of the machine: signals,
+        quotas and file permissions keep them apart even where a namespace would not. One whose sandbox has ended
+        is given again: to look for another takes longer than to start a sandbox."""
+        return self._accounts.pop() if self._accounts else await asyncio.to_thread(hold_account, "function")
+
     async def _launch(
-        self, spec: SandboxSpec, sources: list[Path], slot: UserSlot | None
+        self, spec: SandboxSpec, sources: list[Path], slot: HeldAccount | None
     ) -> SandboxedProcess:
         order = json.dumps(self._order(spec, sources, slot)).encode()
         starter = await self._take_launcher()
@@ -100,18 +107,18 @@ class Bubblewrap:
         init: int,
         listeners: tuple[socket.socket, ...],
         status: int,
-        slot: UserSlot | None,
+        slot: HeldAccount | None,
     ) -> SandboxedProcess:
         def released() -> None:
             self._running.discard(started)
             if slot is not None:
-                slot.release()
+                self._accounts.append(slot)
 
         started = SandboxedProcess(starter.process, init, listeners, status, starter.cgroup, released)
         self._running.add(started)
         return started
 
-    def _order(self, spec: SandboxSpec, sources: list[Path], slot: UserSlot | None) -> dict[str, object]:
+    def _order(self, spec: SandboxSpec, sources: list[Path], slot: HeldAccount | None) -> dict[str, object]:
         staged = [f"{launcher.STAGE}/{number}" for number in range(len(sources))]
         places = staged if slot is not None else [str(source) for source in sources]
         return {
@@ -144,6 +151,8 @@ class Bubblewrap:
             with contextlib.suppress(OSError):
                 await (await spare).discard()
         await asyncio.gather(*(process.kill() for process in tuple(self._running)))
+        while self._accounts:
+            self._accounts.pop().release()
         orphans.leave_orphans()
 
 

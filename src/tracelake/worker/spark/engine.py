@@ -6,14 +6,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import SparkTarget
 
 
 class HostedProgram(Protocol):
-    """A program that somebody else started for us."""
+    """A program that somebody else started for us. What it may write to of the objects it is granted, by names from
+    their root; ``account`` is whom it runs as, None for our own user."""
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def account(self) -> Account | None: ...
+
+    async def grant(self, writes: Sequence[str]) -> None: ...
+
+    async def withdraw(self, writes: Sequence[str], *, force: bool = False) -> list[str]: ...
 
     async def kill(self) -> None: ...
 
@@ -21,10 +30,11 @@ class HostedProgram(Protocol):
 
 
 class ProgramStarter(Protocol):
-    """Starts programs under the operators' identity; in production the operator host."""
+    """Starts programs under an identity of their own, in a ``folder`` that is theirs; in production the operator
+    host."""
 
     async def start_program(
-        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, cwd: Path
+        self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram: ...
 
 
@@ -40,6 +50,16 @@ class SparkEngine(Protocol):
     @property
     def target(self) -> SparkTarget:
         """Of the current generation; raises ``Unavailable`` while there is none."""
+
+    @property
+    def group(self) -> int | None:
+        """Whose files its executors write, where they have an account of their own on this machine."""
+
+    async def grant(self, places: Sequence[str]) -> None:
+        """Its executors may write in these folders below the object root."""
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
+        """They no longer may; see ``worker.host.keeper``. Returns where something is open for writing."""
 
     async def start(self) -> None:
         """Returns once Spark answers; raises ``Unavailable`` or ``Invalid`` with a reason and a remedy."""

@@ -52,8 +52,8 @@ class Birth:
 class SparkLife:
     def __init__(self, birth: Birth, program: HostedProgram, log: ProgramLog) -> None:
         self.pid = program.pid
+        self.program = program
         self._birth = birth
-        self._program = program
         self._log = log
         self._exit = asyncio.create_task(program.wait())
         self._rpc: SparkRpc | None = None
@@ -72,7 +72,7 @@ class SparkLife:
                 [sys.executable, "-m", "tracelake.worker.spark.launch"],
                 environment(birth, os.environ),
                 log=log.write_fd,
-                cwd=birth.folder.parent,
+                folder=birth.folder,
             )
         except BaseException:
             log.close()
@@ -112,7 +112,7 @@ class SparkLife:
         if self._rpc is not None:
             self._rpc.close()
         if not self._exit.done():
-            await self._program.kill()
+            await self.program.kill()
         await asyncio.wait({self._exit})
         self._log.close()
         await asyncio.to_thread(shutil.rmtree, self._birth.folder / "scratch", ignore_errors=True)

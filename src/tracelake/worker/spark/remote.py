@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import TracelakeError, Unavailable
@@ -39,6 +40,16 @@ class RemoteSpark:
         if not self._serving.is_set():
             raise Unavailable("SparkUnavailable", f"{self._target.url} doesn't answer")
         return self._target
+
+    @property
+    def group(self) -> int | None:
+        return None
+
+    async def grant(self, places: Sequence[str]) -> None:
+        """What it sees is up to whoever runs it."""
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
+        return []
 
     async def start(self) -> None:
         """A wrong token is an error now, not in every task."""

@@ -86,6 +86,17 @@ class SparkServer:
     def target(self) -> SparkTarget:
         return self._current().target
 
+    @property
+    def group(self) -> int | None:
+        account = None if self._life is None else self._life.program.account
+        return None if account is None else account.gid
+
+    async def grant(self, places: Sequence[str]) -> None:
+        await self._current().program.grant(places)
+
+    async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
+        return await self._current().program.withdraw(places, force=force)
+
     async def start(self) -> None:
         await self._begin()
 
