@@ -37,7 +37,8 @@ format: $(STAMP) ## Rewrite the code in the house format
 	$(PY) -m ruff format $(SOURCES)
 
 simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
-	$(PY) -m tracelake.testing.simulation --seeds $(or $(SEEDS),100)
+	$(PY) -m tracelake.testing.simulation --seeds $(or $(SEEDS),100) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 soak: $(STAMP) ## Follow a real node through reorgs and crashes for SECONDS (300), then compare every table
 	$(PY) -m tracelake.testing.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)

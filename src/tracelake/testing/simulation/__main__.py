@@ -34,7 +34,8 @@ _SHOWN = 20
 def main() -> int:
     options = _options()
     be_quiet()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.default_int_handler)
     began = time.monotonic()
     results: list[Result] = []
     interrupted = False
