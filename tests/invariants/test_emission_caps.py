@@ -219,7 +219,7 @@ async def test_taking_everything_back_is_bounded(ctx: StepContext) -> None:
 
 
 INSTALLATION = Installation(runtimes={"ecs_python": RuntimeTraits(untrusted_ok=True)})
-JOB = "{{name: {0}, activation: source, source: {{kind: manual}}}}"
+JOB = "{{name: {0}, activation: source, runtime: ecs_python, source: {{kind: manual}}}}"
 
 
 @pytest.mark.parametrize(

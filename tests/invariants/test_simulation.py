@@ -92,7 +92,7 @@ def test_a_report_without_the_attempts_lease_ends_no_attempt() -> None:
         "Claimed", task_id, attempt=2, lease_token=new, lease_expires_at=now, task=_payload(task_id)
     )
     told("claim", ClaimRequest(task_id, "w", "k"), claimed)
-    told("heartbeat", HeartbeatRequest(task_id, 2, new), HeartbeatResponse(now))
+    told("heartbeat", HeartbeatRequest(task_id, 2, new), HeartbeatResponse(now, cancel=False, pause=False))
     layout = Layout(frozenset({"ingest"}), {}, {"ingest": "a"})
     assert FenceAudit(history, layout).run() == []
     told(
@@ -100,7 +100,7 @@ def test_a_report_without_the_attempts_lease_ends_no_attempt() -> None:
         CompleteRequest(task_id, "Completed", 2, new),
         CompleteResponse(task_id, "Completed", 2, "Completed"),
     )
-    told("heartbeat", HeartbeatRequest(task_id, 2, new), HeartbeatResponse(now))
+    told("heartbeat", HeartbeatRequest(task_id, 2, new), HeartbeatResponse(now, cancel=False, pause=False))
     assert [finding.expected for finding in FenceAudit(history, layout).run()] == [
         "a heartbeat after the end is refused"
     ]
