@@ -46,7 +46,7 @@ attack: $(STAMP) ## Attack a running stack as operators, functions, SQL, DAGs an
 	$(PY) -m tracelake.testing.attack $(ATTACK_ARGS)
 
 sbom: $(STAMP) ## Write the bill of materials, CycloneDX, to dist/tracelake.cdx.json
-	$(PY) -m scripts.sbom dist/tracelake.cdx.json
+	$(PY) -m tracelake.testing.bill_of_materials dist/tracelake.cdx.json
 
 bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts ## Run every benchmark
 

@@ -93,7 +93,7 @@ def attack(
     return register
 
 
-_KINDS = ("sql", "operators", "functions", "dags", "neighbours", "http", "installation")
+_KINDS = ("sql", "operators", "functions", "dags", "neighbours", "http", "least_privilege", "installation")
 _ORDER: tuple[Attacker, ...] = ("sql", "operator", "function", "dag", "neighbour", "http", "installation")
 
 

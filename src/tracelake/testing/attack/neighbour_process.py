@@ -1,7 +1,7 @@
-"""``python -m tracelake.testing.attack.neighbour_process UID MODULE FUNCTION``: somebody else on the machine.
+"""Somebody else on the machine: a function called by a process of another user.
 
-The function is called with the JSON of standard input and answers in JSON. Everything is imported before the process
-becomes the other user, whom this interpreter's own folder may be closed to.
+Everything is imported before the process becomes that user, whom this interpreter's own folder may be closed to. One
+interpreter serves several users, each in a child of its own.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 _SET_DUMPABLE = 4
-_SECONDS = 120.0
+_SECONDS = 300.0
 
 
 def as_user(uid: int | None, module: str, function: str, **given: Any) -> Any:
     """``None`` stays who this is."""
+    return as_users(module, function, [(uid, given)])[0]
+
+
+def as_users(module: str, function: str, calls: Sequence[tuple[int | None, dict[str, Any]]]) -> list[Any]:
+    """What ``function`` answers to each user, called with what is given for it; arguments and answers are JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__, str(-1 if uid is None else uid), module, function],
-        input=json.dumps(given),
+        [sys.executable, "-m", __name__, module, function],
+        input=json.dumps(calls),
         capture_output=True,
         text=True,
         timeout=_SECONDS,
@@ -30,20 +36,46 @@ def as_user(uid: int | None, module: str, function: str, **given: Any) -> Any:
     )
     if done.returncode != 0:
         raise RuntimeError(f"the neighbour failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
 
 
-def main(uid: int, module: str, function: str) -> None:
+def main(module: str, function: str) -> None:
     call = getattr(importlib.import_module(module), function)
-    given = json.loads(sys.stdin.read())
-    if uid >= 0:
+    answers = [_answer(call, uid, given) for uid, given in json.loads(sys.stdin.read())]
+    sys.stdout.write(json.dumps(answers))
+
+
+def _answer(call: Any, uid: int | None, given: dict[str, Any]) -> Any:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            _become(uid)
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(json.dumps(call(**given)))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise RuntimeError(f"user {uid} ended with {status}")
+    return json.loads(said)
+
+
+def _become(uid: int | None) -> None:
+    if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # Like any process of that user: otherwise not even its own /proc entry were its own.
         ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)
-    sys.stdout.write(json.dumps(call(**given)))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(sys.argv[1], sys.argv[2])

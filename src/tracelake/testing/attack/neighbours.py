@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tracelake.testing.attack.attack import Verdict, all_of, attack, broken, held
-from tracelake.testing.attack.neighbour_process import as_user
+from tracelake.testing.attack.neighbour_process import as_user, as_users
 
 if TYPE_CHECKING:
     from tracelake.testing.attack.stack import AttackedStack
@@ -46,12 +47,12 @@ _ENOUGH = 1000
 _LISTED = ("cwd", "root", "fd", "map_files")
 
 
-def _neighbour(uid: int, function: str, **given: Any) -> Any:
-    return as_user(uid, __name__, function, **given)
-
-
 def uid_of(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
+    """-1 for one that has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return -1
     found = re.search(r"^Uid:\t(\d+)", status, re.MULTILINE)
     return int(found[1]) if found else -1
 
@@ -117,37 +118,37 @@ def read_secrets(roots: list[str], secrets: list[str]) -> list[str]:
     return found
 
 
-def become_superuser(pids: list[int], port: int) -> str:
+def become_superuser(clusters: list[tuple[int, int]]) -> list[str]:
     """The whole way: into the cluster's folder through its process, trust everybody, reload, log in."""
-    for pid in pids:
-        path = f"/proc/{pid}/cwd/pg_hba.conf"
-        try:
-            with open(path, "r+") as file:
-                before = file.read()
-                file.seek(0)
-                file.write("host all all 127.0.0.1/32 trust\n" + before)
-        except OSError:
-            continue
-        try:
-            os.kill(pid, 1)
-            deadline = time.monotonic() + 5
-            while time.monotonic() < deadline:
-                try:
-                    with psycopg.connect(
-                        host="127.0.0.1", port=port, user="postgres", dbname="postgres"
-                    ) as connection:
-                        row = connection.execute(
-                            "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"
-                        ).fetchone()
-                    return f"superuser of the cluster: {row}"
-                except psycopg.Error:
-                    time.sleep(0.1)
-            return f"{path} was changed"
-        finally:
-            with open(path, "w") as file:
-                file.write(before)
-            os.kill(pid, 1)
-    return ""
+    return [said for pid, port in clusters if (said := _take_over(pid, port))]
+
+
+def _take_over(pid: int, port: int) -> str:
+    path = f"/proc/{pid}/cwd/pg_hba.conf"
+    try:
+        with open(path, "r+") as file:
+            before = file.read()
+            file.seek(0)
+            file.write("host all all 127.0.0.1/32 trust\n" + before)
+    except OSError:
+        return ""
+    try:
+        os.kill(pid, signal.SIGHUP)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                with psycopg.connect(
+                    host="127.0.0.1", port=port, user="postgres", dbname="postgres"
+                ) as connection:
+                    row = connection.execute("SHOW is_superuser").fetchone()
+                return f"superuser of the cluster on port {port}: {row}"
+            except psycopg.Error:
+                time.sleep(0.1)
+        return f"{path} was changed"
+    finally:
+        with open(path, "w") as file:
+            file.write(before)
+        os.kill(pid, signal.SIGHUP)
 
 
 def log_in(tries: list[str]) -> list[str]:
@@ -177,12 +178,14 @@ def connect_unix(paths: list[str]) -> list[str]:
 # The attacks
 
 
-def _each_neighbour(stack: AttackedStack, act: Any) -> Verdict:
-    verdicts: list[tuple[str, Verdict]] = []
-    for name, uid in (("nobody", NOBODY), ("a stranger", STRANGER)):
-        found = act(uid)
-        verdicts.append((name, broken(f"reaches {found}"[:300]) if found else held("permission denied")))
-    return all_of(verdicts)
+def _each_neighbour(function: str, **given: Any) -> Verdict:
+    """Held when the function, called by each of them, finds nothing."""
+    who = (("nobody", NOBODY), ("a stranger", STRANGER))
+    answers = as_users(__name__, function, [(uid, given) for _, uid in who])
+    return all_of(
+        (name, broken(f"reaches {_brief(found)}"[:300]) if found else held("permission denied"))
+        for (name, _), found in zip(who, answers, strict=True)
+    )
 
 
 @attack(
@@ -194,13 +197,11 @@ def _each_neighbour(stack: AttackedStack, act: Any) -> Verdict:
     only_root=True,
 )
 def proc_is_closed(stack: AttackedStack) -> Verdict:
-    return _each_neighbour(
-        stack, lambda uid: _brief(_neighbour(uid, "look_into", pids=_alive(stack.processes)))
-    )
+    return _each_neighbour("look_into", pids=_alive(stack.processes))
 
 
 def _brief(found: list[str]) -> str:
-    return f"{len(found)} ways, such as {', '.join(found[:4])}" if found else ""
+    return f"{len(found)} ways, such as {', '.join(found[:4])}" if len(found) > 4 else ", ".join(found)
 
 
 @attack(
@@ -214,14 +215,11 @@ def _brief(found: list[str]) -> str:
 def postgres_is_not_taken_over(stack: AttackedStack) -> Verdict:
     import httpx
 
-    pids = {"state": stack.handle.pids["postgres-state"], "data": stack.handle.pids["postgres-data"]}
-    ports = {"state": httpx.URL(stack.handle.state_dsn).port, "data": httpx.URL(stack.handle.data_dsn).port}
-
-    def act(uid: int) -> str:
-        taken = [_neighbour(uid, "become_superuser", pids=[pids[name]], port=ports[name]) for name in pids]
-        return ", ".join(filter(None, taken))
-
-    return _each_neighbour(stack, act)
+    clusters = [
+        (stack.handle.pids["postgres-state"], httpx.URL(stack.handle.state_dsn).port),
+        (stack.handle.pids["postgres-data"], httpx.URL(stack.handle.data_dsn).port),
+    ]
+    return _each_neighbour("become_superuser", clusters=clusters)
 
 
 @attack(
@@ -236,16 +234,17 @@ def accounts_are_apart(stack: AttackedStack) -> Verdict:
     kinds: dict[str, list[int]] = {}
     for pid in _alive(stack.processes):
         kinds.setdefault(_kind(stack, pid), []).append(pid)
-    verdicts: list[tuple[str, Verdict]] = []
+    calls: list[tuple[int, str, list[int]]] = []
     for name, pids in kinds.items():
-        uids = sorted({uid_of(pid) for pid in _alive(pids)} - {0, -1})
-        for uid in uids:
-            others = [pid for kind, them in kinds.items() if kind != name for pid in them]
-            found = _neighbour(uid, "look_into", pids=_alive(others))
-            seen = sorted({_kind(stack, int(m[1])) for each in found if (m := re.search(r"(\d+)", each))})
-            verdicts.append(
-                (name, broken(f"uid {uid} gets into {seen}") if found else held("permission denied"))
-            )
+        others = [pid for kind, them in kinds.items() if kind != name for pid in them]
+        calls += [
+            (uid, name, _alive(others)) for uid in sorted({uid_of(pid) for pid in _alive(pids)} - {0, -1})
+        ]
+    answers = as_users(__name__, "look_into", [(uid, {"pids": others}) for uid, _, others in calls])
+    verdicts: list[tuple[str, Verdict]] = []
+    for (uid, name, _), found in zip(calls, answers, strict=True):
+        seen = sorted({_kind(stack, int(m[1])) for each in found if (m := re.search(r"(\d+)", each))})
+        verdicts.append((name, broken(f"uid {uid} gets into {seen}") if found else held("permission denied")))
     return all_of(verdicts)
 
 
@@ -279,8 +278,7 @@ def _kind(stack: AttackedStack, pid: int) -> str:
 )
 def the_disk_is_closed(stack: AttackedStack) -> Verdict:
     roots = [str(stack.home), "/var/lib/tracelake", "/run/tracelake", *_temporary(stack)]
-    given = {"roots": roots, "secrets": stack.secrets}
-    return _each_neighbour(stack, lambda uid: _brief(_neighbour(uid, "read_secrets", **given)))
+    return _each_neighbour("read_secrets", roots=roots, secrets=stack.secrets)
 
 
 def _temporary(stack: AttackedStack) -> list[str]:
@@ -395,7 +393,7 @@ def unix_sockets_are_closed(stack: AttackedStack) -> Verdict:
             paths.append(fields[7])
     if not paths:
         return held("none has a name")
-    return _each_neighbour(stack, lambda uid: ", ".join(_neighbour(uid, "connect_unix", paths=paths)))
+    return _each_neighbour("connect_unix", paths=paths)
 
 
 @attack(

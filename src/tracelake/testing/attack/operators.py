@@ -262,7 +262,6 @@ PLANTED = {
     "type": "ALTER TABLE {table} ALTER COLUMN block_number TYPE staging.evil USING 1",
     "index": "CREATE INDEX ON {table} ((staging.steal()))",
     "owner": "ALTER TABLE {table} OWNER TO CURRENT_USER",
-    "grant": "GRANT ALL ON {table} TO PUBLIC",
     "drop": "DROP TABLE {table}",
 }
 PLANT = """
@@ -404,7 +403,8 @@ def spark_writes_no_committed_file(stack: AttackedStack) -> Verdict:
     quick=True,
 )
 def other_objects_are_out_of_sight(stack: AttackedStack) -> Verdict:
-    export = stack.query(f"SELECT * FROM {COLD}", export=True).json()["location"].removeprefix("file://")
+    stack.query(f"SELECT * FROM {COLD}", export=True)
+    exports = [path for path in stack.home.rglob("*.parquet") if "exports" in path.parts]
     code = """
     import os
     own = str(ctx.task.task_id)
@@ -425,7 +425,9 @@ def other_objects_are_out_of_sight(stack: AttackedStack) -> Verdict:
     for name, path in ctx.config["paths"].items():
         attempt(name, lambda: open(path, "rb").read(4))
     """
-    paths = {"file": str(stack.file_of(COLD)), "export": export}
+    paths = {"file": str(stack.file_of(COLD))}
+    if exports:
+        paths["export"] = str(exports[0])
     config = {"objects": stack.handle.object_root, "paths": paths}
     verdicts = []
     for runtime in ("ecs_python", "ecs_spark"):
@@ -487,7 +489,7 @@ def _publishing(stack: AttackedStack, code: str, target: str, **config: Any) -> 
 
 def _secret_records(stack: AttackedStack) -> str:
     """A file that only the Dispatcher's user can read, in the shape of a batch."""
-    folder = stack.home / "attack-secret"
+    folder = stack.home.parent / "attack-secret"
     folder.mkdir(mode=0o700, exist_ok=True)
     file = folder / "batch"
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -920,7 +922,7 @@ def the_platform_is_out_of_sight(stack: AttackedStack) -> Verdict:
     )
     config = {
         "secrets": [each[::-1].encode().hex() for each in stack.secrets],
-        "paths": [*(str(stack.home / name) for name in names), "/etc/shadow", "/root/.ssh"],
+        "paths": [*(str(stack.home / name) for name in names), "/etc/shadow"],
         "home": str(stack.home),
     }
     verdicts = []

@@ -107,12 +107,14 @@ def _refused_by_spark(stack: AttackedStack, queries: Mapping[str, str]) -> Verdi
     texts = [sql.replace("@OBJECTS@", stack.handle.object_root) for sql in queries.values()]
     verdicts: list[tuple[str, Verdict]] = []
     for name, ran in zip(queries, stack.transform(*texts), strict=True):
-        if ran.failed and "Traceback" not in ran.why:
+        if isinstance(ran, str):
+            verdicts.append((name, held(f"the DAG is refused: {ran[-60:]}")))
+        elif ran.failed and "Traceback" not in ran.why:
             verdicts.append((name, held(ran.why[:60])))
         elif ran.failed:
             verdicts.append((name, broken(f"failed without a reason: {ran.why[:80]}")))
         else:
-            shown = stack.query(f"SELECT * FROM {ran.task.dag_name}_{ran.task.job} LIMIT 1").text
+            shown = stack.query(f"SELECT * FROM {ran.task.dag_name} LIMIT 1").text
             verdicts.append((name, broken(f"published {shown[:160]}")))
     return all_of(verdicts)
 
@@ -121,7 +123,7 @@ def _refused_by_spark(stack: AttackedStack, queries: Mapping[str, str]) -> Verdi
     "sql",
     SQL_TRANSFORM,
     "shell commands by a MAP … USING that one parser reads as a join",
-    "the task fails and names what it may not do; nothing is published",
+    "the DAG is refused, or the task fails and says why; nothing is published",
     quick=True,
 )
 def sql_transform_runs_no_script(stack: AttackedStack) -> Verdict:
@@ -139,12 +141,12 @@ def sql_transform_calls_no_code(stack: AttackedStack) -> Verdict:
     return _refused_by_spark(stack, CODE)
 
 
-@attack("sql", SQL_TRANSFORM, "files, data sources and catalogs as relations", "the task fails")
+@attack("sql", SQL_TRANSFORM, "files, data sources and catalogs as relations", "refused with a reason")
 def sql_transform_reads_no_file(stack: AttackedStack) -> Verdict:
     return _refused_by_spark(stack, FILES)
 
 
-@attack("sql", SQL_TRANSFORM, "statements that aren't one SELECT", "the task fails")
+@attack("sql", SQL_TRANSFORM, "statements that aren't one SELECT", "refused with a reason")
 def sql_transform_runs_no_command(stack: AttackedStack) -> Verdict:
     return _refused_by_spark(stack, COMMANDS)
 
@@ -159,10 +161,10 @@ def sql_transform_runs_no_command(stack: AttackedStack) -> Verdict:
 def sql_transform_substitutes_nothing(stack: AttackedStack) -> Verdict:
     verdicts: list[tuple[str, Verdict]] = []
     for (name, sql), ran in zip(SUBSTITUTED.items(), stack.transform(*SUBSTITUTED.values()), strict=True):
-        if ran.failed:
-            verdicts.append((name, held(f"fails: {ran.why[:60]}")))
+        if isinstance(ran, str) or ran.failed:
+            verdicts.append((name, held(f"refused: {(ran if isinstance(ran, str) else ran.why)[:60]}")))
             continue
-        shown = stack.query(f"SELECT * FROM {ran.task.dag_name}_{ran.task.job} LIMIT 1").json()
+        shown = stack.query(f"SELECT * FROM {ran.task.dag_name} LIMIT 1").json()
         said = [*shown["columns"], *map(str, shown["rows"][0])]
         if any("${" in text and text in sql for text in said):
             verdicts.append((name, held("the text as it was written")))

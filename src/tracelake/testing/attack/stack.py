@@ -22,6 +22,7 @@ import psycopg
 from tracelake.client import Client
 from tracelake.contracts.user_api import TaskDetail
 from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
+from tracelake.domain.errors import TracelakeError
 from tracelake.testing.attack.hostile import MARK
 from tracelake.testing.dev_stack import DevStack, descendants, eventually
 from tracelake.testing.functions import python_bundle
@@ -30,6 +31,8 @@ from tracelake.testing.worker_scene import ENDED, MANUAL_SOURCE
 OPERATORS = "tracelake.testing.attack.hostile"
 COLD, HOT, BUFFER = "ledger", "hot_ledger", "notes"
 ROWS = 10
+CAPS = {"TRACELAKE_TASK_EVENTS": "20000"}
+"""Small ones, so that an attack meets them soon."""
 _TOTAL = sum(range(ROWS))
 _NOTES = {"columns": {"org_id": "uuid", "key": "text", "note": "text"}, "unique": ["org_id", "key"]}
 _WRITE = f"""
@@ -143,23 +146,20 @@ class AttackedStack:
         self.client.trigger(dag, "src", start=0, end=ROWS - 1)
         return dag
 
-    def transform(self, *queries: str, storage: str = "parquet") -> list[Ran]:
-        """Each as the SELECT of a job of its own, all at once."""
-        dag = self.name("sql")
-        jobs = [
-            self.job(
-                "sql_transform",
-                runtime="ecs_spark",
-                name=f"q{number}",
-                config={"sql": sql},
-                outputs=[{"name": "out", "storage": storage}],
-            )
-            for number, sql in enumerate(queries)
-        ]
-        published = {f"{dag}_q{n}": {"from": {"job": f"q{n}", "output": 0}} for n in range(len(queries))}
-        self.deploy(dag, jobs, published)
-        self.client.trigger(dag, "src", start=0, end=2)
-        return [self.ended(dag, f"q{number}") for number in range(len(queries))]
+    def transform(self, *queries: str, storage: str = "parquet") -> list[Ran | str]:
+        """Each as the SELECT of a DAG of its own, all at once; text is why a DAG was refused."""
+        started: list[tuple[str, str]] = []
+        for sql in queries:
+            dag = self.name("sql")
+            outputs = [{"name": "out", "storage": storage}]
+            job = self.job("sql_transform", runtime="ecs_spark", config={"sql": sql}, outputs=outputs)
+            try:
+                self.deploy(dag, [job], {dag: {"from": {"job": "work", "output": 0}}})
+                self.client.trigger(dag, "src", start=0, end=2)
+                started.append((dag, ""))
+            except TracelakeError as refused:
+                started.append((dag, str(refused)))
+        return [refused or self.ended(dag, "work") for dag, refused in started]
 
     def function(self, source: str, **more: Any) -> Ran:
         return self.ended(self.start_function(source, **more))
@@ -264,7 +264,7 @@ def attacked_stack(folder: Path) -> Iterator[AttackedStack]:
     home = folder / "home"
     home.mkdir(parents=True)
     home.chmod(0o755)
-    stack = DevStack(home, folder / "output", "--operators", OPERATORS, workers=True)
+    stack = DevStack(home, folder / "output", "--operators", OPERATORS, workers=True, **CAPS)
     try:
         handle = stack.until_ready()
         with Client(handle.user_url, handle.user_token) as client:
