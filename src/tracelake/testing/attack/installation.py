@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -138,6 +139,50 @@ def a_second_dispatcher_takes_no_file(stack: AttackedStack) -> Verdict:
 
 @attack(
     "installation",
+    "no login can lock the others out",
+    "ALTER ROLE CURRENT_USER PASSWORD by the shared logins: queue, writer, reader",
+    "refused; or restored within half a minute, and the others log in again",
+)
+def shared_logins_are_restored(stack: AttackedStack) -> Verdict:
+    handle = stack.handle
+    verdicts: list[tuple[str, Verdict]] = []
+    for dsn in filter(None, (handle.queue_dsn, handle.data_write_dsn, handle.data_read_dsn)):
+        admin = handle.state_dsn if urlsplit(dsn).port == urlsplit(handle.state_dsn).port else handle.data_dsn
+        role = urlsplit(dsn).username or ""
+        with psycopg.connect(admin, autocommit=True) as owner:
+            before = owner.execute("SELECT rolpassword FROM pg_authid WHERE rolname = %s", [role]).fetchone()
+            verdicts.append((role, _locked_out(dsn)))
+            if before is not None and not _opens(dsn):
+                statement = psycopg.sql.SQL("ALTER ROLE {} PASSWORD {}")
+                owner.execute(statement.format(psycopg.sql.Identifier(role), psycopg.sql.Literal(before[0])))
+    return all_of(verdicts)
+
+
+def _locked_out(dsn: str) -> Verdict:
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute("ALTER ROLE CURRENT_USER PASSWORD 'stolen'")
+    except psycopg.Error as error:
+        return held(str(error).splitlines()[0])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if _opens(dsn):
+            return held("restored")
+        time.sleep(0.2)
+    return broken("everybody else is locked out")
+
+
+def _opens(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@attack(
+    "installation",
     SIZES,
     "devchain with 999,999,999,999 blocks, accounts, transactions; ports and seeds beyond reason",
     "refused at once, with what is allowed; or bounded, and ended by SIGTERM",
@@ -149,7 +194,9 @@ def devchain_sizes_are_bounded(stack: AttackedStack) -> Verdict:
         ("--blocks", "-1"),
         ("--blocks", "99999999999999999999999"),
         ("--seed", "9" * 400),
-        ("--blocks", "1e9"),
+        ("--chain-id", "9" * 400),
+        ("--reorg-depth", "99999999999", "--blocks", "100"),
+        ("--transactions", "2000", "--logs", "2000", "--blocks", "999999999"),
     )
     return all_of((" ".join(each)[:40], _bounded("devchain", "--port", "0", *each)) for each in sizes)
 
@@ -188,7 +235,7 @@ def _bounded(*arguments: str) -> Verdict:
 @attack(
     "installation",
     SIZES,
-    "numbers beyond reason for other commands: tasks --limit, backfill ranges, trigger, logs --lines, query --limit",
+    "numbers beyond reason for other commands: limits, ranges, a worker's concurrency and drain, a service's slots",
     "refused with what is allowed; no traceback",
 )
 def sizes_of_commands_are_bounded(stack: AttackedStack) -> Verdict:
@@ -204,6 +251,9 @@ def sizes_of_commands_are_bounded(stack: AttackedStack) -> Verdict:
         ("trigger", "victim/src", "--start", "0", "--end", huge),
         ("backfill", "victim/work", "--from", "0", "--to", huge),
         ("logs", "dispatcher", "--lines", huge),
+        ("worker", "--runtime", "ecs_python", "--concurrency", huge),
+        ("worker", "--runtime", "ecs_python", "--drain-seconds", "1e300"),
+        ("query-service", "--slots", huge),
         ("explain", COLD_NAME, "--from", "0", "--to", huge),
     ):
         done = tracelake(*command, "--home", stack.home)
