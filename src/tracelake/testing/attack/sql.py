@@ -109,7 +109,7 @@ def _refused_by_spark(stack: AttackedStack, queries: Mapping[str, str]) -> Verdi
     for name, ran in zip(queries, stack.transform(*texts), strict=True):
         if isinstance(ran, str):
             verdicts.append((name, held(f"the DAG is refused: {ran[-60:]}")))
-        elif ran.failed and "Traceback" not in ran.why:
+        elif ran.failed and not any(word in ran.why for word in ("Traceback", "timed out")):
             verdicts.append((name, held(ran.why[:60])))
         elif ran.failed:
             verdicts.append((name, broken(f"failed without a reason: {ran.why[:80]}")))
@@ -161,8 +161,11 @@ def sql_transform_runs_no_command(stack: AttackedStack) -> Verdict:
 def sql_transform_substitutes_nothing(stack: AttackedStack) -> Verdict:
     verdicts: list[tuple[str, Verdict]] = []
     for (name, sql), ran in zip(SUBSTITUTED.items(), stack.transform(*SUBSTITUTED.values()), strict=True):
-        if isinstance(ran, str) or ran.failed:
+        if isinstance(ran, str) or (ran.failed and "timed out" not in ran.why):
             verdicts.append((name, held(f"refused: {(ran if isinstance(ran, str) else ran.why)[:60]}")))
+            continue
+        if ran.failed:
+            verdicts.append((name, broken(ran.why)))
             continue
         shown = stack.query(f"SELECT * FROM {ran.task.dag_name} LIMIT 1").json()
         said = [*shown["columns"], *map(str, shown["rows"][0])]

@@ -128,7 +128,7 @@ class AttackedStack:
             "inputs": [{"from": {"job": "src", "output": 0}}],
             "outputs": [{"name": "out", "storage": "none"}],
             "execution_strategy": "PerPartition",
-            "timeout_seconds": 60,
+            "timeout_seconds": 300,
             "max_attempts": 1,
             **more,
         }
