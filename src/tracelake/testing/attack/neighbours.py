@@ -285,12 +285,7 @@ def _temporary(stack: AttackedStack) -> list[str]:
     """Folders that processes of the stack made where everybody may make some."""
     ours = {uid_of(pid) for pid in _alive(stack.processes)} - {0}
     entries = [entry for place in ("/tmp", "/var/tmp", "/dev/shm") for entry in os.scandir(place)]
-    made = ("tracelake", "spark-")
-    found = [
-        entry.path
-        for entry in entries
-        if entry.stat(follow_symlinks=False).st_uid in ours or entry.name.startswith(made)
-    ]
+    found = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid in ours]
     return [path for path in found if not stack.home.is_relative_to(path)]
 
 
