@@ -685,6 +685,8 @@ def manifests_name_own_files_only(stack: AttackedStack) -> Verdict:
         ran = stack.ended(dag)
         if ran.failed:
             verdicts.append((kind, held(ran.why.splitlines()[0][:80])))
+        elif kind == "scheme" and stack.query(f"SELECT * FROM {name}").status_code == 200:
+            verdicts.append((kind, held("another spelling of its own file")))
         else:
             verdicts.append(
                 (kind, broken(f"published {stack.query(f'SELECT * FROM {name} LIMIT 1').text[:80]}"))
