@@ -54,22 +54,23 @@ def invoker_port(stack: AttackedStack) -> int | None:
 
 
 def ports_of(pid: int) -> list[int]:
-    """The TCP ports on which a process listens."""
+    """The TCP ports on which a process listens; none where its own user may not look at what it has open."""
     inodes: set[str] = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = os.readlink(entry)
-        except OSError:
-            continue
-        if match := re.fullmatch(r"socket:\[(\d+)\]", target):
-            inodes.add(match[1])
-    found: list[int] = []
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            if match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry)):
+                inodes.add(match[1])
+    except OSError:
+        return []
+    return [port for port, inode in _listening() if inode in inodes]
+
+
+def _listening() -> Iterator[tuple[int, str]]:
     for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.append(int(fields[1].rpartition(":")[2], 16))
-    return found
+            if fields[3] == "0A":
+                yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
 def rss(pid: int) -> int:
