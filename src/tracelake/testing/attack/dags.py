@@ -129,7 +129,6 @@ def _deploys(text: bytes) -> dict[str, bytes]:
     FILES,
     "YAML bombs, deep nesting, tags, doubled keys, 20 MB",
     "4xx with a reason, at once",
-    quick=True,
 )
 def hostile_files_are_refused(stack: AttackedStack) -> Verdict:
     verdicts: list[tuple[str, Verdict]] = []
@@ -179,7 +178,6 @@ ODD_NAMES = (
     NAMES,
     "DAG, job, output and dataset names with slashes, dots, quotes, controls, 300 letters",
     "422 naming the field, or a name like any other: never 5xx, never another place",
-    quick=True,
 )
 def odd_names_are_refused(stack: AttackedStack) -> Verdict:
     verdicts: list[tuple[str, Verdict]] = []

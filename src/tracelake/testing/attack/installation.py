@@ -119,7 +119,6 @@ def _restore(stack: AttackedStack, before: dict[str, Any]) -> None:
     REPLICAS,
     "a second Dispatcher on the same home, started and stopped",
     "refused, or dispatcher.json still leads to the first one afterwards",
-    quick=True,
 )
 def a_second_dispatcher_takes_no_file(stack: AttackedStack) -> Verdict:
     file = stack.home / "dispatcher.json"
@@ -196,7 +195,6 @@ def _opens(dsn: str) -> bool:
     SIZES,
     "devchain with 999,999,999,999 blocks, accounts, transactions; ports and seeds beyond reason",
     "refused at once, with what is allowed; or bounded, and ended by SIGTERM",
-    quick=True,
 )
 def devchain_sizes_are_bounded(stack: AttackedStack) -> Verdict:
     sizes = (

@@ -341,7 +341,7 @@ def databases_ask_for_a_password(stack: AttackedStack) -> Verdict:
     return broken(f"logs in by {found}") if found else held(f"{len(tries)} logins are refused")
 
 
-@attack("neighbour", LOOPBACK, "Spark's ports without the token, with another", "refused", quick=True)
+@attack("neighbour", LOOPBACK, "Spark's ports without the token, with another", "refused")
 def spark_asks_for_its_token(stack: AttackedStack) -> Verdict:
     from tracelake.testing.attack.http import ports_of
 

@@ -853,7 +853,7 @@ def nothing_is_left_for_the_next(stack: AttackedStack) -> Verdict:
 )
 def other_processes_are_out_of_reach(stack: AttackedStack) -> Verdict:
     sleeper = stack.start_operator(
-        "import time\nreport(up=1)\ntime.sleep(ctx.config['seconds'])", config={"seconds": 12}
+        "import time\nreport(up=1)\ntime.sleep(ctx.config['seconds'])", config={"seconds": 6}
     )
     stack.until(sleeper, "Running")
     code = """
@@ -940,7 +940,6 @@ def the_platform_is_out_of_sight(stack: AttackedStack) -> Verdict:
     TOKENS,
     "its own token for another task's heartbeat, completion, events, publish, query; on the internal and user surface",
     "401, 403, 404 or 409",
-    quick=True,
 )
 def a_token_opens_its_own_attempt(stack: AttackedStack) -> Verdict:
     sleeper = stack.start_operator("import time\ntime.sleep(ctx.config['seconds'])", config={"seconds": 8})

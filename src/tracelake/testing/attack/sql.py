@@ -156,7 +156,6 @@ def sql_transform_runs_no_command(stack: AttackedStack) -> Verdict:
     SUBSTITUTION,
     "${env:…}, ${system:…} and settings in a string and in a name",
     "the text stays as it is, or the task fails; no value is published",
-    quick=True,
 )
 def sql_transform_substitutes_nothing(stack: AttackedStack) -> Verdict:
     verdicts: list[tuple[str, Verdict]] = []
@@ -186,9 +185,7 @@ def sql_transform_repeats_itself(stack: AttackedStack) -> Verdict:
     return _refused_by_spark(stack, UNSTABLE)
 
 
-@attack(
-    "sql", QUERIES, "every query of the corpus of attacks", "4xx with a reason, no file's content", quick=True
-)
+@attack("sql", QUERIES, "every query of the corpus of attacks", "4xx with a reason, no file's content")
 def query_corpus_is_refused(stack: AttackedStack) -> Verdict:
     bad: list[str] = []
     count = 0
@@ -251,7 +248,7 @@ def query_values_are_answered(stack: AttackedStack) -> Verdict:
     return _answers(stack, ODD_VALUES, export=False)
 
 
-@attack("sql", QUERIES, "the same as an export", "200, or 4xx with a reason", quick=True)
+@attack("sql", QUERIES, "the same as an export", "200, or 4xx with a reason")
 def query_exports_are_answered(stack: AttackedStack) -> Verdict:
     return _answers(stack, ODD_VALUES, export=True)
 
