@@ -10,7 +10,7 @@ SOURCES := src tests bench
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: bench help install demo test check format simulate soak lock dev clean \
+.PHONY: bench help install demo test check format simulate soak attack sbom lock dev clean \
 	bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts
 
 help: ## Show this list
@@ -42,6 +42,12 @@ simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
 
 soak: $(STAMP) ## Follow a real node through reorgs and crashes for SECONDS (300), then compare every table
 	$(PY) -m tracelake.testing.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)
+
+attack: $(STAMP) ## Attack a running stack as operators, functions, SQL, DAGs and neighbours (ATTACK_ARGS="--only sql")
+	$(PY) -m tracelake.testing.attack $(ATTACK_ARGS)
+
+sbom: $(STAMP) ## Write the bill of materials, CycloneDX, to dist/tracelake.cdx.json
+	$(PY) -m tracelake.testing.bill_of_materials dist/tracelake.cdx.json
 
 bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts ## Run every benchmark
 

@@ -75,7 +75,9 @@ def tracelake(
 
 
 class DevStack:
-    def __init__(self, home: Path, output: Path, *options: str, workers: bool = False) -> None:
+    def __init__(
+        self, home: Path, output: Path, *options: str, workers: bool = False, **environment: str
+    ) -> None:
         self.home = home
         self.stdout = output / "stdout"
         self.stderr = output / "stderr"
@@ -87,6 +89,7 @@ class DevStack:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
 

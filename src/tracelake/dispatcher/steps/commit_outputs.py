@@ -162,6 +162,10 @@ def _output_event(
 def _manifest(output: OutputIn, files: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     if output.manifest is not None:
         manifest: dict[str, Any] = msgspec.to_builtins(output.manifest)
+        if files is not None:
+            # By the names that were verified: a reader takes no other spelling.
+            named = zip(manifest["files"], files, strict=True)
+            manifest["files"] = [{**file, "location": found["location"]} for file, found in named]
         return manifest
     return {"files": files} if files is not None else None
 
