@@ -17,9 +17,10 @@ from tracelake.dev.home import DataSecrets, Home, ReadingSecrets
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict
 from tracelake.hot.commit import HotStore
+from tracelake.hot.install import READER_ROLE, WRITER_ROLE
 from tracelake.hot.restored import forget_fences
 from tracelake.store.restored import LEAP, advance_epochs
-from tracelake.testing.data_database import PASSWORD
+from tracelake.testing.data_database import PASSWORD, role_dsn
 from tracelake.testing.hot_store import SCOPE, VERSION, Connection, Operators, output_of, rows, stage, writer
 from tracelake.testing.postgres import CloneDatabase
 
@@ -72,7 +73,7 @@ async def test_a_data_database_of_ones_own_is_set_up_and_its_addresses_open_it(
 ) -> None:
     """Roles belong to the server, which all tests share: the home brings the tests' own passwords."""
     dsn, home, shared = clone_database("bare", lambda _: None), Home(tmp_path / "home"), PASSWORD.reveal()
-    home.write(home.folder / "data_secrets.json", msgspec.json.encode(DataSecrets(shared, shared)))
+    home.write(home.folder / "data_secrets.json", msgspec.json.encode(DataSecrets(shared)))
     home.write(home.folder / "reading_secrets.json", msgspec.json.encode(ReadingSecrets(shared)))
     addresses = tmp_path / "workers.env"
     arguments = ["database", "install", "--home", str(home.folder), "--env-file", str(addresses)]
@@ -85,3 +86,25 @@ async def test_a_data_database_of_ones_own_is_set_up_and_its_addresses_open_it(
     lines = dict(line.split("=", 1) for line in addresses.read_text(encoding="utf-8").splitlines())
     with psycopg.connect(lines["TRACELAKE_READING_DSN"].strip("'")) as reader:
         assert reader.execute("SELECT current_user").fetchone() == ("tracelake_reader",)
+
+
+async def test_a_further_home_takes_the_passwords_that_the_data_database_has(
+    clone_database: CloneDatabase, tmp_path: Path
+) -> None:
+    """Installing from another home locks nobody out: the database owns the passwords, and homes have copies."""
+    dsn, shared = clone_database("bare", lambda _: None), PASSWORD.reveal()
+    first, second = Home(tmp_path / "first"), Home(tmp_path / "second")
+    first.keep_data_secrets(shared, shared)
+    assert second.data_secrets().writer_password != shared
+    for home in (first, second):
+        arguments = ["database", "install", "--home", str(home.folder), "--data-dsn", dsn]
+        said = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        assert said.exit_code == 0, said.output
+    assert second.data_secrets() == first.data_secrets() == DataSecrets(shared)
+    assert second.reading_secrets() == ReadingSecrets(shared)
+    for role in (WRITER_ROLE, READER_ROLE):
+        with (
+            psycopg.connect(role_dsn(dsn, role)) as guest,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            guest.execute("SELECT password FROM installation.login")

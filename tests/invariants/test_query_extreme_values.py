@@ -72,7 +72,7 @@ def dsns(postgres_cluster: SharedPostgres) -> Iterator[tuple[str, str]]:
 async def port(dsns: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[QueryPort]:
     state, data = dsns
     folder = tmp_path_factory.mktemp("query")
-    await install(data, staging_password=PASSWORD, writer_password=PASSWORD, reader_password=PASSWORD)
+    await install(data, writer_password=PASSWORD, reader_password=PASSWORD)
     async with open_steps(state, folder) as ctx, open_query_port(ctx, state, data) as port:
         await port.talk.deploy(DAG)
         _fill(data, await _version(port))

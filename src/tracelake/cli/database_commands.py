@@ -47,13 +47,20 @@ def install(
         Path | None,
         typer.Option(help="Where the addresses for workers, sinks and the Query Service go, mode 0600."),
     ] = None,
+    new_passwords: Annotated[
+        bool,
+        typer.Option(
+            "--new-passwords", help="Give the two logins new passwords, for the whole installation."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Set up the data database on a Postgres of your own: its tables, and the roles that commit and read.
 
-    Passwords are the home's, made when there are none. Installing again is safe: it brings the tables up to this
-    version and renews grants and passwords. `--env-file` also needs the state and the queue database, and is read
-    by `set -a; . FILE` or by what starts the processes. (State and queue are set up by the Dispatcher.)
+    Passwords are made at the first install and kept in the database; a further home gets copies of them. Installing
+    again is safe: it brings the tables up to this version and renews grants and passwords. `--env-file` also needs
+    the state and the queue database, and is read by `set -a; . FILE` or by what starts the processes. (State and
+    queue are set up by the Dispatcher.)
 
     Examples:
 
@@ -63,10 +70,9 @@ def install(
     """
     import asyncio
 
+    from tracelake.dev.data_roles import install_data
     from tracelake.dev.home import Home
-    from tracelake.hot.install import install as install_data
     from tracelake.hot.install import open_databases
-    from tracelake.secret import Secret
     from tracelake.store.installation import is_installed, join_by_dsn
 
     if data_dsn is None:
@@ -76,13 +82,7 @@ def install(
             "DsnMissing", "--env-file needs TRACELAKE_STATE_DSN and TRACELAKE_QUEUE_DSN to name them"
         )
     place = Home(home)
-    applied = asyncio.run(
-        install_data(
-            data_dsn,
-            writer_password=Secret(place.data_secrets().writer_password),
-            reader_password=Secret(place.reading_secrets().reader_password),
-        )
-    )
+    applied = install_data(place, data_dsn, new_passwords=new_passwords)
     if env_file is not None and state_dsn is not None and queue_dsn is not None:
         if asyncio.run(is_installed(state_dsn)):
             asyncio.run(join_by_dsn(state_dsn, place.copies))

@@ -165,14 +165,20 @@ class _Stack:
     def _prepare_state(self, postgres: PostgresPart) -> None:
         """The others were told the home's secrets: those must be the installation's."""
         if asyncio.run(join_by_dsn(postgres.dsn(STATE_DATABASE), self._home.copies, self._given)):
-            raise Unavailable(
-                "HomeSecretsRestored",
-                f"what {self._home.folder} had of the installation's secrets was lost or changed; it has been "
-                "restored from the state database: start again",
-            )
+            raise self._secrets_restored("state")
 
     def _prepare_data(self, postgres: PostgresPart) -> None:
+        before = self._home.data_secrets(), self._home.reading_secrets()
         install_data(self._home, postgres.dsn(DATA_DATABASE))
+        if (self._home.data_secrets(), self._home.reading_secrets()) != before:
+            raise self._secrets_restored("data")
+
+    def _secrets_restored(self, database: str) -> Unavailable:
+        return Unavailable(
+            "HomeSecretsRestored",
+            f"what {self._home.folder} had of the installation's secrets was lost or changed; it has been "
+            f"restored from the {database} database: start again",
+        )
 
     def data_dsn(self) -> str:
         return self._data.dsn(DATA_DATABASE)

@@ -18,8 +18,14 @@ _LOOK_SECONDS = 15.0
 _END_SECONDS = 0.5
 
 
-def install_data(home: Home, dsn: str) -> None:
-    asyncio.run(install(dsn, **_passwords(home)))
+def install_data(home: Home, dsn: str, *, new_passwords: bool = False) -> list[str]:
+    """Returns the migrations that were applied. The home has the database's passwords afterwards; when it had
+    others, those who were told them need to be told again."""
+    if new_passwords:
+        home.forget_data_secrets()
+    installed = asyncio.run(install(dsn, **_passwords(home), replace=new_passwords))
+    home.keep_data_secrets(installed.writer_password.reveal(), installed.reader_password.reveal())
+    return installed.applied
 
 
 @contextmanager

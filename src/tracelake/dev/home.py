@@ -57,6 +57,9 @@ DATA_DATABASE = "tracelake_data"
 QUEUE_ROLE = "tracelake_queue"
 """What workers log in to the queue's database as; it may do nothing else."""
 
+_DATA_SECRETS = "data_secrets.json"
+_READING_SECRETS = "reading_secrets.json"
+
 
 class DataSecrets(msgspec.Struct, frozen=True):
     writer_password: str
@@ -158,10 +161,25 @@ class Home:
         return self._kept("secrets.json", lambda: HomeSecrets(new_token()[0], secrets.token_urlsafe(24)))
 
     def data_secrets(self) -> DataSecrets:
-        return self._kept("data_secrets.json", lambda: DataSecrets(secrets.token_urlsafe(24)))
+        return self._kept(_DATA_SECRETS, lambda: DataSecrets(secrets.token_urlsafe(24)))
 
     def reading_secrets(self) -> ReadingSecrets:
-        return self._kept("reading_secrets.json", lambda: ReadingSecrets(secrets.token_urlsafe(24)))
+        return self._kept(_READING_SECRETS, lambda: ReadingSecrets(secrets.token_urlsafe(24)))
+
+    def keep_data_secrets(self, writer_password: str, reader_password: str) -> None:
+        """The data database's own: a copy that differs follows it."""
+        for name, mine, theirs in (
+            (_DATA_SECRETS, self.data_secrets(), DataSecrets(writer_password)),
+            (_READING_SECRETS, self.reading_secrets(), ReadingSecrets(reader_password)),
+        ):
+            if mine != theirs:
+                self.write(self.folder / name, msgspec.json.encode(theirs))
+
+    def forget_data_secrets(self) -> None:
+        """New ones are made when they are asked for."""
+        for name in (_DATA_SECRETS, _READING_SECRETS):
+            with _writing(self.folder / name):
+                (self.folder / name).unlink(missing_ok=True)
 
     def query_secrets(self) -> QuerySecrets:
         made = secrets.token_urlsafe

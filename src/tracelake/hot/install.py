@@ -4,13 +4,16 @@ Nobody logs in by the first one; the other two are for processes that are truste
 attempt has a login of its own, which the writer asks functions of this database for (``tracelake.open_ticket``).
 These make roles as whoever has installed them, who must therefore be allowed to.
 
-Installing again is safe: it migrates, renews the grants and sets the passwords given.
+Passwords of the two logins belong to the database (schema ``installation``): the first install puts them there,
+later ones take what they find, from whichever home they are run. Installing again is safe: it migrates, and renews
+grants and passwords.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -40,11 +43,26 @@ _SQL = sqlfiles.load("tracelake.hot", "sql/install.sql")
 _DATA = Schema("data", "tracelake.hot.migrations", lock=8_600_002)
 
 
-async def install(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
-    """Prepare the database of ``admin_dsn``; returns the names of the migrations that were applied."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """``applied`` are the names of the migrations that were missing; the passwords are those that hold now."""
+
+    applied: list[str]
+    writer_password: Secret
+    reader_password: Secret
+
+
+async def install(
+    admin_dsn: str, *, writer_password: Secret, reader_password: Secret, replace: bool = False
+) -> Installed:
+    """Prepare the database of ``admin_dsn``. The passwords given are for a database that has none yet, unless they
+    are to ``replace`` those that it has."""
     async with _connected(admin_dsn) as connection:
         is_superuser = await _check_installer(connection)
         applied = await _DATA.migrate(connection)
+        statement = _SQL.replace_login if replace else _SQL.keep_login
+        writer_password = Secret(await connection.fetchval(statement, WRITER_ROLE, writer_password.reveal()))
+        reader_password = Secret(await connection.fetchval(statement, READER_ROLE, reader_password.reveal()))
 
         async def put_roles() -> None:
             await connection.execute(_SQL.one_at_a_time)
@@ -65,7 +83,7 @@ async def install(admin_dsn: str, *, writer_password: Secret, reader_password: S
 
         await change_roles(connection, put_roles)
         await connection.execute(_SQL.end_sessions, STAGING_ROLE)
-        return applied
+        return Installed(applied=applied, writer_password=writer_password, reader_password=reader_password)
 
 
 async def open_databases(admin_dsn: str) -> list[str]:

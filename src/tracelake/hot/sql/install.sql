@@ -130,3 +130,15 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tracelake FROM PUBLIC
 -- name: grant_functions
 -- The writer calls them.
 SELECT format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tracelake TO %I', $1::text)
+
+-- name: keep_login
+-- The password of role $1: $2, unless there is one already.
+INSERT INTO installation.login AS kept (role, password) VALUES ($1, $2)
+ON CONFLICT (role) DO UPDATE SET password = kept.password
+RETURNING password
+
+-- name: replace_login
+-- The password of role $1 is $2 from now on.
+INSERT INTO installation.login (role, password) VALUES ($1, $2)
+ON CONFLICT (role) DO UPDATE SET password = excluded.password, changed_at = statement_timestamp()
+RETURNING password
