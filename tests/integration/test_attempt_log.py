@@ -110,7 +110,7 @@ async def test_a_process_that_is_used_again_can_not_write_into_the_log_before(tm
         print("refused")
     """
     async with running_host(make_home(tmp_path)) as host:
-        process = await host.spawn()
+        process = await host.spawn(host.spec.operators[0])
         assert (await attempt(process, keep)).output == "first\n"
         assert (await attempt(process, write)).output == "refused\n"
 
