@@ -212,6 +212,22 @@ async def test_both_spellings_of_completion_run_the_same_code(api: Surfaces) -> 
     }
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"location": "file:///x/y.parquet"}, {"manifest": {"files": [], "schema_hash": f"sha256:{0:064}"}}],
+)
+async def test_files_are_reported_by_the_worker_alone(api: Surfaces, given: dict[str, object]) -> None:
+    """An attempt's own report would commit files that still belong to whoever wrote them."""
+    one, _ = await two_claims(api)
+    done = {
+        "status": "Completed",
+        "outputs": [{"output_index": 0, "start": 0, "end": 9, "row_count": 0} | given],
+    }
+    headers = api.task(one["capability_token"])
+    scoped = await api.internal.post("/v1/task/complete", json=fence(one) | done, headers=headers)
+    assert (scoped.status_code, scoped.json()["reason"]) == (403, "FilesByWorker")
+
+
 async def test_a_revoked_user_token_is_refused(api: Surfaces, ctx: StepContext) -> None:
     assert (await api.person.get("/v1/dags")).status_code == 200
     assert await ctx.db.run(lambda tx: users.revoke_token(tx, api.user_token))

@@ -311,6 +311,24 @@ async def test_what_an_operator_may_do_to_itself_hurts_nobody_else(
     await (await asyncpg.connect(role_dsn(data_dsn, WRITER_ROLE))).close()
 
 
+async def test_a_session_that_holds_its_own_role_keeps_neither_its_login_nor_others_waiting(
+    hot: HotStore, operator: Operators, admin: Connection
+) -> None:
+    """It may be an accomplice's, who got the address from the operator."""
+    mine, theirs = writer(1), writer(1)
+    ticket = await operator.ticket(mine, VERSION)
+    holding = await asyncpg.connect(ticket.dsn.reveal())
+    await holding.execute(f"BEGIN; ALTER ROLE {ticket.login} PASSWORD 'mine'")
+    await admin.execute(f"SET lock_timeout = '50ms'; SELECT tracelake.extend_login('{ticket.login}')")
+    await operator.tickets.close(ticket)
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await holding.execute("SELECT 1")
+    with pytest.raises(asyncpg.PostgresError):
+        await asyncpg.connect(ticket.dsn.reveal())
+    assert not await admin.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", ticket.login)
+    await operator.ticket(theirs, VERSION)
+
+
 async def test_a_table_that_the_platform_did_not_make_so_is_not_read(
     hot: HotStore, admin: Connection
 ) -> None:

@@ -73,8 +73,8 @@ def staged(root: Path, name: str = "part") -> Path:
     return path
 
 
-def reporting(path: Path) -> list[OutputIn]:
-    file = ManifestFile(location=f"file://{path}", rows=1, bytes=4, content_hash=HASH)
+def reporting(path: Path, location: str | None = None) -> list[OutputIn]:
+    file = ManifestFile(location=location or f"file://{path}", rows=1, bytes=4, content_hash=HASH)
     return [OutputIn(0, manifest=Manifest(files=(file,), schema_hash=HASH))]
 
 
@@ -95,6 +95,24 @@ def test_a_reported_file_that_is_open_for_writing_is_refused_one_that_is_not_rep
         take_over(tmp_path, ["dataset/a/1-1"], reporting(path), [os.geteuid()])
         with pytest.raises(Conflict, match="other is still open for writing"):
             take_over(tmp_path, ["dataset/a/1-1"], reporting(other), [os.geteuid()])
+
+
+def test_a_file_is_looked_at_however_its_location_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Dispatcher takes a plain path as well as an address."""
+    monkeypatch.setattr(staging, "_WRITER_SECONDS", 0.0)
+    path = staged(tmp_path, "rows")
+    with path.open("ab"), pytest.raises(Conflict, match="still open for writing"):
+        take_over(tmp_path, ["dataset/a/1-1"], reporting(path, str(path)), [os.geteuid()])
+    for elsewhere in (
+        "rows.parquet",
+        "s3://bucket/a/rows.parquet",
+        f"file://{tmp_path}2/rows",
+        "/etc/passwd",
+    ):
+        with pytest.raises(TracelakeError):
+            take_over(tmp_path, ["dataset/a/1-1"], reporting(path, elsewhere), [os.geteuid()])
 
 
 def test_where_there_are_no_leases_the_file_is_copied(

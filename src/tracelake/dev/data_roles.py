@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-import asyncpg
+import structlog
 
 from tracelake.dev.home import Home
-from tracelake.domain.errors import TracelakeError
 from tracelake.hot.install import install, restore_roles
 from tracelake.secret import Secret
 
 _LOOK_SECONDS = 15.0
 _END_SECONDS = 0.5
+
+_log = structlog.get_logger(__name__)
 
 
 def install_data(home: Home, dsn: str, *, new_passwords: bool = False) -> list[str]:
@@ -36,8 +37,12 @@ def roles_kept(home: Home, dsn: Callable[[], str]) -> Iterator[None]:
 
     def keep() -> None:
         while not over.wait(_LOOK_SECONDS):
-            with suppress(TracelakeError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                asyncio.run(restore_roles(dsn(), **_passwords(home)))
+            try:
+                for role in asyncio.run(restore_roles(dsn(), **_passwords(home))):
+                    _log.warning("a login had changed itself and was restored", role=role)
+            except Exception as error:
+                # Whatever it was, the next look comes: this thread ends with the stack, and with nothing else.
+                _log.debug("the data database's logins can't be looked at", error=str(error))
 
     keeper = threading.Thread(target=keep, name="data-roles", daemon=True)
     keeper.start()

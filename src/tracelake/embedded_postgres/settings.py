@@ -29,7 +29,11 @@ _FIXED = {
 }
 
 _DEFAULTS = {
-    "max_connections": "100",
+    "max_connections": "200",
+    # Whoever connects and says nothing is turned out soon.
+    "authentication_timeout": "10s",
+    # One attempt's locks on its own staging tables leave room for everybody else's.
+    "max_locks_per_transaction": "256",
     "reserved_connections": "8",
     "shared_buffers": "128MB",
     "min_wal_size": "128MB",

@@ -2,11 +2,11 @@
 
 Checked is what a mistaken or superseded writer gets wrong: each file exists, below the staging prefix of
 exactly this attempt, with the size that was reported, named after a block range inside the output's,
-without two files for one block, and the totals agree. None of it can change afterwards: a worker takes the
-files over before it reports them. Contents aren't read: the operator computed the hashes while writing, is trusted
-with what it writes, and reading every byte again would make the Dispatcher, which moves no data, the bottleneck of
-all of it. Presence and size are what a crash between writing and reporting breaks; ``integrity_check`` re-reads
-what is stored.
+without two files for one block, and the totals agree. None of it can change afterwards: files are reported by
+workers alone, which take them over before. Contents aren't read: the operator computed the hashes while writing, is
+trusted with what it writes, and reading every byte again would make the Dispatcher, which moves no data, the
+bottleneck of all of it. Presence and size are what a crash between writing and reporting breaks;
+``integrity_check`` re-reads what is stored.
 
 Reasons, all 422: ``OutputOutsideStaging``, ``OutputMissing``, ``OutputSizeMismatch``,
 ``OutputNameInvalid``, ``OutputRangeInvalid``, ``OutputTooManyFiles``, ``ManifestMismatch``.

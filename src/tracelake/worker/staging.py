@@ -24,6 +24,7 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from tracelake.contracts.dispatcher_api import OutputIn, PayloadOutput
@@ -97,9 +98,9 @@ class _Reported:
         self._folders: list[str] = []
         for output in outputs:
             if output.manifest is not None:
-                self._files |= {_below(root, file.location) for file in output.manifest.files}
+                self._files |= {_reported(root, file.location) for file in output.manifest.files}
             elif output.location is not None:
-                self._folders.append(_below(root, output.location).rstrip("/"))
+                self._folders.append(_reported(root, output.location))
 
     def __contains__(self, path: str) -> bool:
         return path in self._files or any(
@@ -113,7 +114,8 @@ def _take_folder(
     """The folder first: then nobody can change what is in it. Closes ``folder``; returns how many were taken."""
     try:
         _take(folder, path, owners, _OPEN_MODE)
-        names = os.listdir(folder)
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_ENTRIES - count + 1)]
         count += len(names)
         if count > _MAX_ENTRIES or depth > _MAX_DEPTH:
             raise Invalid("OutputTooManyFiles", f"more than {_MAX_ENTRIES} files and folders were staged")
@@ -214,6 +216,17 @@ def version_folders(root: Path, locations: Iterable[str]) -> list[str]:
             if folder:
                 found.add("/".join(folder))
     return sorted(found)
+
+
+def _reported(root: Path, location: str) -> str:
+    """Named from the root. Whatever the Dispatcher would find by this location is what is looked at here: it may be
+    a path as well as an address, and nothing that leads elsewhere."""
+    uri = f"{_FILE}{location}" if location.startswith("/") else location
+    top = ObjectPrefix.parse(f"{_FILE}{os.path.realpath(root)}")
+    found = ObjectPrefix.parse(uri if uri.endswith("/") else f"{uri}/")
+    if not top.contains(found) or found.path == top.path:
+        raise Forbidden("OutputUnsafe", f"{location} doesn't lie below the objects")
+    return found.path[len(top.path) :].rstrip("/")
 
 
 def _below(root: Path, uri: str) -> str:

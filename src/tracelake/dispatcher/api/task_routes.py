@@ -19,6 +19,7 @@ from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, check_
 from tracelake.dispatcher.api.worker_routes import COMPLETE, EVENTS, HEARTBEAT
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.domain.errors import Forbidden
 from tracelake.serving.answer import Answer, json_answer
 from tracelake.serving.endpoint import Operation, endpoint
 from tracelake.serving.identity import Identity
@@ -53,9 +54,14 @@ async def own_heartbeat(request: ApiRequest) -> Answer:
     ),
 )
 async def own_complete(request: ApiRequest) -> Answer:
-    """End the own attempt and commit what it produced."""
+    """End the own attempt and commit what it produced. Files are reported by the worker alone."""
     completion = await request.decode(COMPLETE, COMPLETION_BODY)
     check_own_attempt(request.claims, completion.task_id, completion.attempt, completion.lease_token)
+    if any(output.location is not None or output.manifest is not None for output in completion.outputs):
+        # They would stay the writer's own: who has them open could change what others read.
+        raise Forbidden(
+            "FilesByWorker", "files are reported by the worker, which makes them the platform's before"
+        )
     return json_answer(await request.services.dispatch.complete(completion))
 
 

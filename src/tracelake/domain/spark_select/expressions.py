@@ -56,7 +56,8 @@ _TYPES_WORDS = """
 _TYPES = frozenset(_TYPES_WORDS.split())
 _DIGITS = re.compile(r"[0-9]+")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})*")
-_MOMENT = re.compile(r"[0-9A-Za-z .:+/_-]*")
+_MOMENT = re.compile(r"\s*[+-]?[0-9][0-9A-Za-z .:+/_-]*")
+_CLOCK = re.compile(r"\s*(?:now|today|tomorrow|yesterday)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
 _BOOLEAN = {"OR": 0, "AND": 1}
 _SHIFTS = (">>", ">>>")
 _VALUES = {
@@ -263,6 +264,11 @@ class Expressions(Reader):
         value = self.next().value
         while self.token.kind == "string":
             value += self.next().value
+        if _CLOCK.fullmatch(value):
+            raise refused(
+                f"must not contain the string {value.strip()!r}, which Spark takes for the current time wherever "
+                "a date or a timestamp is expected"
+            )
         return Text(value)
 
     def _column(self) -> Name:

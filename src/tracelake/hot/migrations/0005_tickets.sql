@@ -83,7 +83,8 @@ BEGIN
     EXECUTE format(
         'CREATE ROLE %I LOGIN NOINHERIT NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS
              CONNECTION LIMIT %s PASSWORD %L VALID UNTIL %L',
-        login, current_setting('max_connections')::int / 2, verifier, now() + interval '2 hours');
+        login, coalesce(current_setting('tracelake.attempt_connections', true), '16')::int, verifier,
+        now() + interval '2 hours');
     IF NOT pg_has_role(current_user, login, 'USAGE') THEN
         EXECUTE format('GRANT %I TO CURRENT_USER', login);
     END IF;
@@ -95,14 +96,19 @@ BEGIN
 END $$;
 
 -- A ticket that is used for longer than a login is valid.
-CREATE FUNCTION tracelake.extend_login(login text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION tracelake.extend_login(login text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET lock_timeout = '200ms' AS $$
 BEGIN
     PERFORM tracelake.check_login(login);
     EXECUTE format('ALTER ROLE %I VALID UNTIL %L', login, now() + interval '2 hours');
+EXCEPTION WHEN lock_not_available THEN
+    NULL;  -- It is changing itself, and keeps nobody waiting by that. There are more looks before it ends.
 END $$;
 
 -- Its sessions end, its rights and all that it may have come to own are gone. Answers whether the login is: what it
 -- holds in another database of this server keeps it, or a commit that is just letting it read; it is of no use then.
+-- A session may hold its own role's row (it can always change its password), and another may log in as soon as one is
+-- ended. So nobody gets in by it from this commit on, whatever else succeeds, and the next look finds it alone.
 CREATE FUNCTION tracelake.drop_login(login text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET lock_timeout = '1s' AS $$
 BEGIN
@@ -110,9 +116,15 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = login) THEN
         RETURN true;
     END IF;
-    EXECUTE format('ALTER ROLE %I NOLOGIN PASSWORD NULL', login);
-    PERFORM pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = login;
-    EXECUTE format('DROP OWNED BY %I CASCADE', login);
+    EXECUTE format('REVOKE CONNECT ON DATABASE %I FROM %I', current_database(), login);
+    PERFORM pg_terminate_backend(pid, 500) FROM pg_stat_activity WHERE usename = login;
+    BEGIN
+        EXECUTE format('ALTER ROLE %I NOLOGIN PASSWORD NULL', login);
+        PERFORM pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = login;
+        EXECUTE format('DROP OWNED BY %I CASCADE', login);
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN false;
+    END;
     BEGIN
         EXECUTE format('DROP ROLE %I', login);
         RETURN true;
@@ -226,7 +238,7 @@ BEGIN
     END IF;
 END $$;
 
--- A name that nobody has. An attempt has up to 2000 tables, and a transaction makes only a few: each takes room in what
+-- A name that nobody has. An attempt has up to 500 tables, and a transaction makes only a few: each takes room in what
 -- all sessions share.
 CREATE FUNCTION staging.new_name(output int, OUT name text) LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -234,9 +246,9 @@ DECLARE
     whose text := left(prefix, 40);
 BEGIN
     IF (SELECT count(*) FROM pg_class WHERE relnamespace = 'staging'::regnamespace
-        AND relname >= (whose || '_')::name AND relname < (whose || '`')::name) >= 2000
+        AND relname >= (whose || '_')::name AND relname < (whose || '`')::name) >= 500
     THEN
-        RAISE EXCEPTION 'an attempt has at most 2000 staging tables: use fewer, larger parts'
+        RAISE EXCEPTION 'an attempt has at most 500 staging tables: use fewer, larger parts'
         USING ERRCODE = 'program_limit_exceeded';
     END IF;
     IF (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock') >= 100 THEN

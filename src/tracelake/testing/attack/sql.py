@@ -95,6 +95,8 @@ UNSTABLE: Mapping[str, str] = {
     "now": "WITH now AS (SELECT 1 AS x) SELECT block_number, now() AS u FROM scope_blocks",
     "alias": "SELECT block_number, uuid() AS u FROM scope_blocks AS uuid",
     "without parentheses": "SELECT block_number, current_timestamp AS u FROM scope_blocks",
+    "a typed literal": "SELECT block_number, TIMESTAMP 'now' AS u FROM scope_blocks",
+    "a cast": "SELECT block_number, cast('today' AS date) AS u FROM scope_blocks",
     "user": "SELECT block_number, current_user() AS u FROM scope_blocks",
     "partition": "SELECT block_number, spark_partition_id() AS u FROM scope_blocks",
     "in a lambda": "SELECT block_number, transform(array(1), x -> rand()) AS u FROM scope_blocks",
