@@ -24,6 +24,7 @@ from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen
 from tracelake.serving import http_protocol
 from tracelake.serving.http_limits import Door, HttpLimits, peer_of, tuned
+from tracelake.serving.identity import Authentication, Identity
 from tracelake.serving.listener import Listener
 from tracelake.worker.lambda_ import http_server
 from tracelake.worker.lambda_.http_server import HttpRequest, HttpServer
@@ -42,7 +43,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     """Takes bodies of those with a credential, and gives ``/large`` to anybody."""
     known = (b"x-token", b"good") in scope["headers"]
     if known:
-        scope["state"]["caller"] = "somebody"
+        scope["state"]["stays"] = True
         while (await receive()).get("more_body"):
             pass
     body = b"x" * (32 * MIB if scope["path"] == "/large" else 2)
@@ -394,3 +395,17 @@ def test_a_door_holds_its_limits_keeps_the_known_and_lets_in_while_there_are_str
         elif inside:
             door.leave(inside.pop(which % len(inside)))
         assert len(door) == len(inside)
+
+
+@pytest.mark.parametrize(
+    ("identity", "stays"), [(Identity.WORKER, True), (Identity.USER, True), (Identity.TASK, False)]
+)
+async def test_a_tasks_connections_make_room_for_those_of_workers(identity: Identity, stays: bool) -> None:
+    """An operator could fill the port with connections that each have shown its token once."""
+
+    async def found(scope: Any) -> str:
+        return "somebody"
+
+    scope: Any = {"state": {}}
+    await Authentication({identity: found}).check(scope, identity)
+    assert scope["state"]["stays"] is stays

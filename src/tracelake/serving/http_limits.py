@@ -3,7 +3,8 @@
 Every listener of ours has one ``Door``. A connection is a stranger until a request on it has shown a credential.
 When there is no room for one more, the stranger who came first goes, so whoever opens connections and says nothing
 only takes room from themselves: a caller with a credential needs no longer than its first request to be known, and
-those who are known stay. Room is counted by peer and in all, so that one peer can't take it from the others.
+those who are known stay. A task's credential, which anybody's code may hold, makes nobody known. Room is counted by
+peer and in all, so that one peer can't take it from the others.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     @property
     def known(self) -> bool:
-        return self._known or (self.cycle is not None and "caller" in self.cycle.scope["state"])
+        return self._known or (self.cycle is not None and self.cycle.scope["state"].get("stays", False))
 
     def turn_out(self) -> None:
         self._over = True

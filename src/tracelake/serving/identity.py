@@ -54,6 +54,8 @@ class Authentication:
         """Leaves who is calling in the scope's state."""
         if identity is not Identity.NOBODY:
             scope["state"]["caller"] = await self.authenticators[identity](scope)
+            # Tasks are many, and their code is anybody's: their connections make room for those of workers.
+            scope["state"]["stays"] = identity is not Identity.TASK
 
     async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         if connection.scope.get("method") == "OPTIONS":
