@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from tracelake.contracts.token_claims import TokenDataset
-from tracelake.domain.errors import InvalidDag
+from tracelake.domain.errors import Invalid, InvalidDag, Unavailable
 from tracelake.query.caller import TaskCaller
 from tracelake.query.cold_files import ColdFiles
 from tracelake.query.relation import ColdFile
@@ -81,6 +81,19 @@ def test_columns_are_those_of_the_file_that_is_there(tmp_path: Path) -> None:
         pq.write_table(pa.table({name: [1]}), place.with_suffix(".new"))
         os.replace(place.with_suffix(".new"), place)
         assert files.columns(known).names == [name]
+
+
+def test_a_file_that_would_fill_the_services_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A footer of a few megabytes becomes gigabytes of columns in the process that serves everybody."""
+    files, wide, lying = ColdFiles(tmp_path), tmp_path / "wide.parquet", tmp_path / "lying.parquet"
+    pq.write_table(pa.table({f"c{number}": pa.array([], pa.int64()) for number in range(5001)}), wide)
+    lying.write_bytes(b"PAR1" + b"x" * 100 + (2**31).to_bytes(4, "little") + b"PAR1")
+    for place, why in ((wide, "5,001 columns"), (lying, "2,147,483,648 bytes")):
+        with pytest.raises(Invalid, match=why):
+            files.columns(ColdFile(f"file://{place}", place.stat().st_size))
+    (tmp_path / "short").write_bytes(b"PAR1")
+    with pytest.raises(Unavailable, match="can't be read"):
+        files.columns(ColdFile(f"file://{tmp_path / 'short'}", 4))
 
 
 def _task(*names: str | None) -> tuple[TaskCaller, list[UUID]]:

@@ -21,6 +21,10 @@ from tracelake.query.relation import ColdFile
 log = structlog.get_logger(__name__)
 
 _MAX_SCHEMAS = 4096
+_TAIL = 8
+"""A Parquet file ends with the length of its footer and four letters."""
+_MAX_FOOTER = 4 * 1024 * 1024
+_MAX_COLUMNS = 5000
 
 
 class ColdFiles:
@@ -70,8 +74,24 @@ class ColdFiles:
 
 
 def _read_columns(content: BinaryIO, file: ColdFile) -> pa.Schema:
+    """Read in this process, which serves everybody: so what an operator wrote there is bounded first."""
     try:
-        return pq.read_schema(content).remove_metadata()
+        content.seek(-_TAIL, os.SEEK_END)
+        footer = int.from_bytes(content.read(4), "little")
+        if footer > _MAX_FOOTER:
+            raise Invalid(
+                "FileTooWide",
+                f"a file of the dataset describes its columns and row groups in {footer:,} bytes, "
+                f"and {_MAX_FOOTER:,} is the maximum: write fewer columns or larger row groups",
+            )
+        content.seek(0)
+        schema = pq.read_schema(content).remove_metadata()
+        if len(schema) > _MAX_COLUMNS:
+            raise Invalid(
+                "FileTooWide",
+                f"a file of the dataset has {len(schema):,} columns; the maximum is {_MAX_COLUMNS:,}",
+            )
+        return schema
     except (pa.ArrowException, OSError) as error:
         log.error("a committed file can't be read", location=file.location, error=str(error))
         raise Unavailable("FileUnreadable", "a committed file can't be read") from error
