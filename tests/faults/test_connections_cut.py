@@ -156,7 +156,7 @@ async def test_connections_whose_other_end_vanished_are_given_up(
         await load.made_progress(20)
         assert proxy.freeze()
         await load.finish()
-        await site.verify(load.ledger, patience=90)
+        await site.verify(load.ledger, patience=240)
         proxy.freeze()
         await asyncio.gather(*(process.terminate() for process in site.replicas))
         assert [process.exit_code for process in site.replicas] == [0, 0]
