@@ -8,14 +8,12 @@ a query each time; the defaults suit leases of minutes. So is what one attempt m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from tracelake.domain.errors import Invalid
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
+from tracelake.environment_settings import numbers_set
 from tracelake.secret import Secret
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 from tracelake.tokens.home_copies import HomeCopies
@@ -71,18 +69,4 @@ class DispatcherSettings:
 
 def tuned(settings: DispatcherSettings, environment: Mapping[str, str]) -> DispatcherSettings:
     """The settings with what the environment sets: loop intervals, and what one attempt may emit."""
-    chosen: dict[str, Any] = {}
-    for name, (least, most) in _BOUNDS.items():
-        variable = f"TRACELAKE_{name.upper()}"
-        if variable not in environment:
-            continue
-        whole = isinstance(getattr(settings, name), int)
-        try:
-            value = int(environment[variable]) if whole else float(environment[variable])
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            unit = "" if whole else " seconds"
-            raise Invalid("InvalidSetting", f"{variable} must be between {least:.10g} and {most:.10g}{unit}")
-        chosen[name] = value
-    return replace(settings, **chosen)
+    return replace(settings, **numbers_set(settings, _BOUNDS, environment, "TRACELAKE"))

@@ -6,13 +6,12 @@ What one query may use is for operators to tune by the environment: ``TRACELAKE_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tracelake.domain.errors import Invalid
+from tracelake.environment_settings import numbers_set
 from tracelake.query.engine.confinement import UNCONFINED
 from tracelake.query.engine.limits import SlotLimits
 from tracelake.secret import Secret
@@ -102,20 +101,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 def tuned(limits: QueryLimits, environment: Mapping[str, str]) -> QueryLimits:
     """The limits with those that the environment sets."""
-    chosen: dict[str, Any] = {}
-    for name, (least, most) in _BOUNDS.items():
-        variable = f"TRACELAKE_QUERY_{name.upper()}"
-        if variable not in environment:
-            continue
-        whole = isinstance(getattr(limits, name), int)
-        try:
-            value = int(environment[variable]) if whole else float(environment[variable])
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            kind = "a whole number" if whole else "a number"
-            raise Invalid("InvalidSetting", f"{variable} must be {kind} between {least:g} and {most:g}")
-        chosen[name] = value
+    chosen = numbers_set(limits, _BOUNDS, environment, "TRACELAKE_QUERY")
     found = replace(limits, **chosen, unconfined=limits.unconfined or _accepted(environment))
     if found.default_rows > found.max_rows:
         raise Invalid("InvalidSetting", "TRACELAKE_QUERY_DEFAULT_ROWS is more than TRACELAKE_QUERY_MAX_ROWS")

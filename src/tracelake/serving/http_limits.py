@@ -10,13 +10,12 @@ peer and in all, so that one peer can't take it from the others.
 from __future__ import annotations
 
 import ipaddress
-import math
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from tracelake.domain.errors import Invalid
+from tracelake.environment_settings import numbers_set
 
 KIB = 1024
 _MOST_DESCRIPTORS = 65_536
@@ -53,21 +52,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 def tuned(limits: HttpLimits, environment: Mapping[str, str]) -> HttpLimits:
     """The limits with those that the environment sets: ``TRACELAKE_HTTP_HEAD_SECONDS`` and so on."""
-    chosen: dict[str, Any] = {}
-    for name, (least, most) in _BOUNDS.items():
-        variable = f"TRACELAKE_HTTP_{name.upper()}"
-        if variable not in environment:
-            continue
-        whole = isinstance(getattr(limits, name), int)
-        try:
-            value = int(environment[variable]) if whole else float(environment[variable])
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            kind = "a whole number" if whole else "a number"
-            raise Invalid("InvalidSetting", f"{variable} must be {kind} between {least:g} and {most:g}")
-        chosen[name] = value
-    return replace(limits, **chosen)
+    return replace(limits, **numbers_set(limits, _BOUNDS, environment, "TRACELAKE_HTTP"))
 
 
 def within_descriptors(limits: HttpLimits) -> HttpLimits:

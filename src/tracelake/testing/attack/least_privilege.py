@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[4] / "docs" / "threat-model.md"
 _SQL = sqlfiles.load("tracelake.testing.attack", "least_privilege.sql")
 _QUOTED = re.compile(r"`([^`]+)`")
-_FIRST_SLOT = 60_000
-"""Sandboxes have numbers of their own, right below the accounts."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -221,7 +219,7 @@ class _Walk:
             if mode & ~allowed and not stat.S_ISLNK(found.st_mode):
                 yield f"file: {name} is {mode:04o}, not {allowed:04o}"
             ours = found.st_uid == os.geteuid()
-            account = _FIRST_SLOT <= found.st_uid <= accounts.LAST_UID
+            account = accounts.is_ours(found.st_uid)
             if not (ours or (account and "`account`" in row["owner"])):
                 yield f"file: {name} belongs to uid {found.st_uid}"
 
@@ -229,7 +227,7 @@ class _Walk:
 def _is_user(uid: int, row: Row) -> bool:
     """Who isn't root has no accounts to give: then everything runs as the user who started it."""
     if os.geteuid() == 0 and "`account`" in row["user"]:
-        return accounts.is_ours(uid) or _FIRST_SLOT <= uid < accounts.FIRST_UID
+        return accounts.is_ours(uid)
     return uid == os.geteuid()
 
 
