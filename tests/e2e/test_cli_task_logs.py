@@ -61,7 +61,9 @@ class Work:
 
     def write(self, attempt: int, text: str) -> None:
         path = self.stack.home / "logs" / "tasks" / self.task_id / f"{attempt}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
         with path.open("a") as file:
             file.write(text)
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
+from tracelake.hot.commit import HotStore
+from tracelake.postgres_sessions import end_transactions_after
+from tracelake.query import state_pool
+from tracelake.secret import Secret
+from tracelake.store import db
 from tracelake.testing.caller import Caller, Ledger, Port
 from tracelake.testing.cutting_proxy import ClientMessage, Cut, CuttingProxy, RandomCuts, pass_all
 from tracelake.testing.load import Load
@@ -160,3 +167,50 @@ async def test_connections_whose_other_end_vanished_are_given_up(
         proxy.freeze()
         await asyncio.gather(*(process.terminate() for process in site.replicas))
         assert [process.exit_code for process in site.replicas] == [0, 0]
+
+
+class HoldBetweenMessages:
+    """Holds back the execution of a statement that the server has parsed: to it, the session is busy."""
+
+    def __init__(self) -> None:
+        self._before = ""
+
+    def __call__(self, message: ClientMessage) -> Cut:
+        parsed, self._before = self._before == "H", message.kind
+        return Cut.HOLD if parsed and message.kind == "B" else Cut.NONE
+
+
+async def test_a_client_that_vanishes_amid_a_statement_keeps_no_locks(databases: Databases) -> None:
+    async with CuttingProxy(databases.state_dsn) as proxy:
+        pool = await asyncpg.create_pool(proxy.dsn, min_size=1, max_size=1, init=end_transactions_after(1))
+        other = await asyncpg.connect(databases.state_dsn)
+        try:
+            async with pool.acquire() as vanishing:
+                await vanishing.execute("CREATE TABLE counter AS SELECT 1 AS value")
+                await vanishing.execute(
+                    "BEGIN; SET statement_timeout = 500; SELECT value FROM counter FOR UPDATE"
+                )
+                proxy.policy = HoldBetweenMessages()
+                statement = asyncio.create_task(vanishing.fetch("SELECT $1::int + 1", 1))
+                await asyncio.wait_for(proxy.held.wait(), 30)
+                await asyncio.wait_for(other.execute("UPDATE counter SET value = 2"), 60)
+                with pytest.raises(asyncpg.PostgresConnectionError):
+                    await statement
+        finally:
+            await other.close()
+            await pool.close()
+
+
+async def test_every_pool_ends_transactions_of_vanished_clients(databases: Databases, tmp_path: Path) -> None:
+    """State, catalogue and data: each limits its transactions, and sends keepalives."""
+    shown = "SELECT current_setting('transaction_timeout') || ' ' || current_setting('tcp_keepalives_idle')"
+    async with contextlib.AsyncExitStack() as opened:
+        state = await db.open_pool(databases.state_dsn, min_size=1)
+        opened.push_async_callback(state.close)
+        catalog = await state_pool.open_pool(Secret(databases.state_dsn), 1, "test")
+        opened.push_async_callback(catalog.close)
+        hot = HotStore(Secret(databases.state_dsn))
+        opened.push_async_callback(hot.close)
+        async with hot.connection() as writer:
+            found = [await state.fetchval(shown), await catalog.fetchval(shown), await writer.fetchval(shown)]
+    assert found == ["40s 15", "40s 15", "11min 15"]

@@ -23,9 +23,11 @@ from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.domain.table_layout import PLAIN, TableLayout
+from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
 from tracelake.secret import Secret
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/commit.sql")
+_COMMAND_SECONDS = 600
 _STALE = "TL001"
 _UNFIT = "TL002"
 _LOST = "TL003"
@@ -143,9 +145,10 @@ class HotStore:
                     self.dsn.reveal(),
                     min_size=0,
                     max_size=4,
-                    command_timeout=600,
+                    command_timeout=_COMMAND_SECONDS,
+                    init=end_transactions_after(_COMMAND_SECONDS + 60),
                     reset=_reset,
-                    server_settings={"application_name": "tracelake-worker"},
+                    server_settings={**KEEPALIVES, "application_name": "tracelake-worker"},
                 )
             async with self._pool.acquire() as connection:
                 yield connection

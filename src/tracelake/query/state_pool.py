@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
 from tracelake.secret import Secret
 
 STATE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
@@ -11,6 +12,7 @@ STATE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutE
 
 _CONNECT_SECONDS = 5.0
 _COMMAND_SECONDS = 10.0
+_TRANSACTION_SECONDS = 40
 CLOSE_SECONDS = 1.0
 
 
@@ -20,10 +22,12 @@ async def open_pool(dsn: Secret, connections: int, application: str) -> asyncpg.
         dsn.reveal(),
         min_size=0,
         max_size=connections,
+        init=end_transactions_after(_TRANSACTION_SECONDS),
         reset=_keep_session,
         timeout=_CONNECT_SECONDS,
         command_timeout=_COMMAND_SECONDS,
         server_settings={
+            **KEEPALIVES,
             "application_name": application,
             "timezone": "UTC",
             "jit": "off",

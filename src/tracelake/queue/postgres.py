@@ -23,6 +23,7 @@ import orjson
 from tracelake import sqlfiles
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.pool_end import close_pool
+from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
 from tracelake.queue.base import (
     Body,
     DeadLetter,
@@ -42,6 +43,7 @@ _SQL = sqlfiles.load("tracelake.queue", "sql/messages.sql")
 
 # The plan must not depend on when the table was last analyzed: a queue is empty one moment and full the next.
 SESSION = {
+    **KEEPALIVES,
     "application_name": "tracelake-queue",
     "synchronous_commit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -50,6 +52,7 @@ SESSION = {
     "jit": "off",
 }
 _COMMAND_TIMEOUT = 30.0
+_TRANSACTION_SECONDS = 60
 _CONNECT_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 2.0
 _SHORTEST_WAIT = 0.001
@@ -110,6 +113,7 @@ class PostgresQueue(Queue):
             server_settings=SESSION,
             timeout=_CONNECT_TIMEOUT,
             command_timeout=_COMMAND_TIMEOUT,
+            init=end_transactions_after(_TRANSACTION_SECONDS),
             reset=_nothing_to_reset,
         )
         async with _outage_as_unavailable():

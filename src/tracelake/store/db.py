@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 from tracelake.domain.errors import Unavailable
+from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
 from tracelake.store.outbox_entry import OutboxEntry
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ _CONNECT_SECONDS = 10.0
 # Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
 _COMMAND_SECONDS = 16.0
 _ROLLBACK_SECONDS = 2.0
+# Several statements at their limit; whoever holds locks for longer has lost its Dispatcher.
+_TRANSACTION_SECONDS = 40
 CLOSE_SECONDS = 1.0
 _RETRY = (
     asyncpg.DeadlockDetectedError,
@@ -197,11 +200,12 @@ async def open_pool(
         dsn,
         min_size=min_size,
         max_size=max_size,
-        init=prepare_connection,
+        init=_open_session,
         reset=_keep_session,
         timeout=_CONNECT_SECONDS,
         command_timeout=_COMMAND_SECONDS,
         server_settings={
+            **KEEPALIVES,
             "application_name": application,
             "statement_timeout": "15s",
             "lock_timeout": "10s",
@@ -210,6 +214,14 @@ async def open_pool(
             "jit": "off",
         },
     )
+
+
+_limit_transactions = end_transactions_after(_TRANSACTION_SECONDS)
+
+
+async def _open_session(connection: asyncpg.Connection) -> None:
+    await prepare_connection(connection)
+    await _limit_transactions(connection)
 
 
 async def prepare_connection(connection: asyncpg.Connection) -> None:

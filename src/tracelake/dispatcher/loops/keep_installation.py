@@ -14,6 +14,7 @@ import structlog
 
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.domain.errors import TracelakeError, Unavailable
+from tracelake.postgres_sessions import KEEPALIVES
 from tracelake.queue import install as queue_install
 from tracelake.secret import Secret
 from tracelake.shared_logins import SharedLogin, SharedLogins
@@ -110,7 +111,7 @@ class InstallationKeeper:
                 dsn.reveal(),
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_COMMAND_SECONDS,
-                server_settings={"application_name": "tracelake-logins"},
+                server_settings={**KEEPALIVES, "application_name": "tracelake-logins"},
             )
             self._sessions[dsn.reveal()] = session
         return session
