@@ -26,9 +26,10 @@ Ctrl-C) finishes what it runs or hands it back; told a second time, it hands eve
 
 How to reach the stack is read from the home of one that runs on this machine, or from the environment:
 `TRACELAKE_INTERNAL_URL`, `TRACELAKE_WORKER_TOKEN` and `TRACELAKE_QUEUE_DSN` (all three come before the home), and
-`TRACELAKE_DATA_DSN`, `TRACELAKE_STAGING_DSN`, `TRACELAKE_READING_DSN`, `TRACELAKE_QUERY_URL`,
-`TRACELAKE_OBJECT_ROOT`. Secrets that jobs name are read from `TRACELAKE_SECRET_<NAME>` or from the private file in
-`TRACELAKE_SECRETS_FILE`. RPC pools are read from the file in `TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
+`TRACELAKE_DATA_DSN`, `TRACELAKE_DATA_ADDRESS` (`host:port` for operators, when the worker itself goes by a unix
+socket that they can't reach), `TRACELAKE_QUERY_URL`, `TRACELAKE_OBJECT_ROOT`. Secrets that jobs name are read from
+`TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`. RPC pools are read from the file in
+`TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
 
 Examples:
 
@@ -45,6 +46,7 @@ _UNITS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _FACTS = ("TRACELAKE_INTERNAL_URL", "TRACELAKE_WORKER_TOKEN", "TRACELAKE_QUEUE_DSN")
 _MAY_BE = (
     "TRACELAKE_DATA_DSN",
+    "TRACELAKE_DATA_ADDRESS",
     "TRACELAKE_QUERY_URL",
     "TRACELAKE_OBJECT_ROOT",
     "TRACELAKE_SECRETS_FILE",
@@ -104,6 +106,7 @@ def worker(
         queue_dsn=facts.queue_dsn,
         queue=queue or runtime,
         data_dsn=facts.data_dsn,
+        data_address=facts.data_address,
         query_url=facts.query_url,
         object_root=facts.object_root,
         log_folder=home / "logs" / "tasks",
@@ -133,6 +136,7 @@ class _Facts:
     worker_token: Secret
     queue_dsn: Secret
     data_dsn: Secret | None
+    data_address: str | None = None
     query_url: str | None
     object_root: Path
     secrets_file: Path | None
@@ -145,12 +149,13 @@ def _facts(home: Path, environment: MutableMapping[str, str]) -> _Facts:
     secrets_file = Path(given["TRACELAKE_SECRETS_FILE"]) if given["TRACELAKE_SECRETS_FILE"] else None
     if all(given[name] for name in _FACTS):
         url, token, queue_dsn = (given[name] for name in _FACTS)
-        data_dsn, query_url, root, _ = (given[name] for name in _MAY_BE)
+        data_dsn, data_address, query_url, root, _ = (given[name] for name in _MAY_BE)
         return _Facts(
             internal_url=url,
             worker_token=Secret(token),
             queue_dsn=Secret(queue_dsn),
             data_dsn=Secret(data_dsn) if data_dsn else None,
+            data_address=data_address or None,
             query_url=query_url or None,
             object_root=Path(root).absolute() if root else home / "objects",
             secrets_file=secrets_file,

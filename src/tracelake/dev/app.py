@@ -27,6 +27,7 @@ from tracelake.dev.sink_part import sink_spec
 from tracelake.dev.supervisor import Supervisor
 from tracelake.dev.worker_part import worker_name, worker_spec
 from tracelake.domain.errors import Unavailable
+from tracelake.embedded_postgres import PortRelay
 from tracelake.stack_address import INTERNAL_PORT, USER_PORT
 from tracelake.store.installation import given_passwords, join_by_dsn
 
@@ -57,7 +58,7 @@ def run_dev(
         _forget(home)
         given = given_passwords(environ)
         home.copies.preset(given)
-        stack = _Stack(home, options, _addresses(home, options, ports), given)
+        stack = _Stack(home, options, _addresses(home, options, ports), given, PortRelay())
         try:
             if supervisor.bring_up(stack.stages(), stack.needs()):
                 stack.publish(supervisor)
@@ -114,7 +115,12 @@ class _Stack:
     """The parts by name. A further process is a ``ChildSpec``, an entry in ``stages`` and what it needs."""
 
     def __init__(
-        self, home: Home, options: DevOptions, addresses: Addresses, given: Mapping[str, str]
+        self,
+        home: Home,
+        options: DevOptions,
+        addresses: Addresses,
+        given: Mapping[str, str],
+        relay: PortRelay,
     ) -> None:
         self._home = home
         self._given = given
@@ -125,6 +131,7 @@ class _Stack:
             home.state_cluster,
             name="state",
             port=addresses.ports.state,
+            relay=relay,
             databases=(STATE_DATABASE, QUEUE_DATABASE),
             prepare=self._prepare_state,
         )
@@ -132,6 +139,7 @@ class _Stack:
             home.data_cluster,
             name="data",
             port=addresses.ports.data,
+            relay=relay,
             databases=(DATA_DATABASE,),
             prepare=self._prepare_data,
         )
@@ -197,8 +205,8 @@ class _Stack:
             query_url=addresses.query_url,
             worker_token=addresses.worker_token,
             user_token=addresses.user_token,
-            state_dsn=self._state.dsn(STATE_DATABASE),
-            data_dsn=self.data_dsn(),
+            state_dsn=self._state.port_dsn(STATE_DATABASE),
+            data_dsn=self._data.port_dsn(DATA_DATABASE),
             queue_dsn=addresses.dsns.queue,
             data_write_dsn=addresses.dsns.data_write,
             data_read_dsn=addresses.dsns.data_read,

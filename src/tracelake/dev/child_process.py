@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tracelake.dev.log_tail import last_lines, lines_since
 from tracelake.domain.errors import Unavailable
+from tracelake.held_port import HeldPort, handed_down
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.02
@@ -29,7 +30,8 @@ _ERROR_LINE = "error: "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
     """``argv`` and ``env``, the whole environment, are asked for at each start, and ``ready`` again and again, with
-    the pid, until it holds. A child says why it can't start in a line ``error: …``.
+    the pid, until it holds. A child says why it can't start in a line ``error: …``. It ``listens`` on ports
+    that the supervisor holds: while it is started again after a crash, connections wait.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ChildSpec:
     folder: Path
     log: Path
     env: Callable[[], Mapping[str, str]] = field(repr=False)
+    listens: Mapping[str, HeldPort] = field(default_factory=dict)
     start_timeout: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout: float = 6.0
@@ -89,9 +92,20 @@ class ChildProcess:
                 self.stop()
                 raise self._failed(f"wasn't ready after {spec.start_timeout:g} s")
         if (code := process.poll()) is not None:
+            self._refuse_connections()
             raise self._failed(_said(spec.log, said_before) or f"ended at its start ({ending(code)})")
 
     def stop(self) -> None:
+        try:
+            self._end()
+        finally:
+            self._refuse_connections()
+
+    def _refuse_connections(self) -> None:
+        for port in self._spec.listens.values():
+            port.refuse()
+
+    def _end(self) -> None:
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -104,11 +118,13 @@ class ChildProcess:
 
     def _fork(self, log: int) -> subprocess.Popen[bytes]:
         spec = self._spec
+        environment, descriptors = handed_down(spec.listens)
         try:
             return subprocess.Popen(
                 list(spec.argv()),
                 cwd=spec.folder,
-                env=dict(spec.env()),
+                env={**spec.env(), **environment},
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

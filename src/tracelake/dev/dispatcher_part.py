@@ -23,10 +23,12 @@ def dispatcher_spec(
 ) -> ChildSpec:
     """``databases`` is asked for at each start: how to reach them as their owner."""
 
+    ports = addresses.ports
+
     def argv() -> list[str]:
         return [
             *(sys.executable, "-m", "tracelake", "dispatcher", "--home", str(home.folder)),
-            *("--user-port", str(addresses.ports.user), "--internal-port", str(addresses.ports.internal)),
+            *("--user-port", str(ports.user.number), "--internal-port", str(ports.internal.number)),
             *(option for runtime in runtimes for option in ("--runtime", runtime)),
         ]
 
@@ -37,5 +39,6 @@ def dispatcher_spec(
         # Python looks for modules in the folder it is started in; nobody keeps theirs in a home.
         folder=home.folder,
         log=home.logs / f"{NAME}.log",
+        listens={"user": ports.user, "internal": ports.internal},
         env=lambda: {**os.environ, **databases(), "TRACELAKE_QUERY_URL": addresses.query_url},
     )

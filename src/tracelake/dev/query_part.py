@@ -54,7 +54,7 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
         remove_handle(file)
         return [
             *(sys.executable, "-m", "tracelake", "query-service", "--home", str(home.folder)),
-            *("--port", str(addresses.ports.query), "--ready-file", str(file)),
+            *("--port", str(addresses.ports.query.number), "--ready-file", str(file)),
         ]
 
     def ready(pid: int) -> bool:
@@ -67,6 +67,7 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
         ready=ready,
         folder=home.folder,
         log=home.logs / f"{NAME}.log",
+        listens={"query": addresses.ports.query},
         env=lambda: {**inherited, **addresses.for_queries()},
         start_timeout=START_SECONDS,
     )

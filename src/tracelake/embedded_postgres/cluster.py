@@ -4,6 +4,9 @@
         cluster.ensure_database("tracelake")
         connect(cluster.dsn("tracelake"))
 
+A ``private`` cluster has no port: it listens on a socket in its data folder, which nobody but its own account and
+who started it can enter.
+
 Promises: commits survive a crash of the server, of this process and of the machine; nobody gets in
 without a password, and nobody at all from another machine; a restart keeps the DSN while the port is
 free; a folder has one launcher at a time, a second one is refused (``ClusterInUse``) rather than attached,
@@ -25,15 +28,18 @@ from urllib.parse import quote
 from tracelake.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from tracelake.embedded_postgres import binaries, leftovers
 from tracelake.embedded_postgres.account import Account, ServerAccount, server_account
-from tracelake.embedded_postgres.folder import ClusterFolder, unusable
+from tracelake.embedded_postgres.folder import ClusterFolder, make_private, unusable
 from tracelake.embedded_postgres.hand_over import hand_over
 from tracelake.embedded_postgres.initialize import initialize
 from tracelake.embedded_postgres.server_process import ServerProcess
-from tracelake.embedded_postgres.settings import HBA, LOOPBACK, configuration, overrides
+from tracelake.embedded_postgres.settings import HBA, LOOPBACK, SOCKET_PORT, configuration, overrides
 
 SUPERUSER = "postgres"
 _POLL = 0.01
 _PORT_TRIES = 5
+_SOCKET_NAME = f".s.PGSQL.{SOCKET_PORT}"
+_SOCKET_PATH_BYTES = 107
+_entrances: dict[Path, int] = {}
 
 
 class _PortTakenError(Exception):
@@ -52,13 +58,15 @@ class Cluster:
         *,
         name: str,
         port: int = 0,
+        private: bool = False,
         settings: Mapping[str, str] | None = None,
         throwaway: bool = False,
         start_timeout: float = 60.0,
     ) -> None:
         self.name = name
         self._folder = ClusterFolder(folder)
-        self._wanted_port = port
+        self._private = private
+        self._wanted_port = SOCKET_PORT if private else port
         self._port = 0
         self._settings = overrides(settings or {})
         self._throwaway = throwaway
@@ -119,8 +127,10 @@ class Cluster:
         password = self._folder.password(user)
         if password is None:
             raise NotFound("RoleUnknown", f"the cluster {self.name} has no password for a role {user!r}")
-        credentials = f"{quote(user, '')}:{quote(password, '')}"
-        return f"postgresql://{credentials}@{LOOPBACK}:{self._port}/{quote(database, '')}?sslmode=disable"
+        address = (
+            private_dsn(self._folder.path, database) if self._private else port_dsn(self._port, database)
+        )
+        return address.replace("//", f"//{quote(user, '')}:{quote(password, '')}@", 1)
 
     def ensure_role(self, role: str) -> None:
         """A login that may do nothing yet, with a password of its own that ``dsn(user=role)`` knows."""
@@ -153,6 +163,10 @@ class Cluster:
             initialize(folder, programs, self._account, superuser=SUPERUSER, throwaway=self._throwaway)
         if self._account is not None and self._account.takes_over:
             hand_over(folder, self._account.account)
+        if self._private:
+            self._port = self._wanted_port
+            self._launch(programs, account)
+            return
         for _ in range(_PORT_TRIES):
             self._port = self._choose_port()
             try:
@@ -177,7 +191,13 @@ class Cluster:
 
     def _launch(self, programs: binaries.Binaries, account: Account | None) -> None:
         folder = self._folder
-        text = configuration(name=self.name, port=self._port, throwaway=self._throwaway, extra=self._settings)
+        text = configuration(
+            name=self.name,
+            port=self._port,
+            private=self._private,
+            throwaway=self._throwaway,
+            extra=self._settings,
+        )
         folder.replace(folder.pgdata / "postgresql.conf", text, account)
         folder.replace(folder.pgdata / "pg_hba.conf", HBA, account)
         log = folder.open_log()
@@ -200,6 +220,33 @@ class Cluster:
                 raise _PortTakenError
             what = "ended" if ended else f"wasn't ready after {self._start_timeout:g} s"
             raise Unavailable("ClusterStartFailed", f"the Postgres in {self._folder.path} {what}: {said}")
+
+
+def port_dsn(port: int, database: str) -> str:
+    """Without anybody's credentials."""
+    return f"postgresql://{LOOPBACK}:{port}/{quote(database, '')}?sslmode=disable"
+
+
+def private_dsn(folder: Path, database: str) -> str:
+    """The way to the private cluster in ``folder``, for this process and those it starts; without credentials."""
+    return f"postgresql:///{quote(database, '')}?host={quote(socket_folder(folder), '')}&port={SOCKET_PORT}"
+
+
+def socket_folder(folder: Path) -> str:
+    """Where the socket of the private cluster in ``folder`` is, by a path that fits into the address of a socket:
+    one that is too long is entered through a descriptor of this process, which stays open."""
+    pgdata = ClusterFolder(folder).pgdata
+    if len(os.fsencode(pgdata / _SOCKET_NAME)) < _SOCKET_PATH_BYTES:
+        return str(pgdata)
+    descriptor = _entrances.get(pgdata.parent)
+    if descriptor is None:
+        make_private(pgdata.parent)
+        descriptor = _entrances[pgdata.parent] = os.open(pgdata.parent, os.O_PATH | os.O_CLOEXEC)
+    return f"/proc/{os.getpid()}/fd/{descriptor}/{pgdata.name}"
+
+
+def socket_path(folder: Path) -> str:
+    return f"{socket_folder(folder)}/{_SOCKET_NAME}"
 
 
 def _is_ready(pgdata: Path, pid: int) -> bool:

@@ -1,8 +1,8 @@
 """The server's configuration files, written anew at every start.
 
 They're the only place for settings (``ALTER SYSTEM`` is off), so what a cluster runs with is what this
-module says: durable, on loopback alone, no access without a SCRAM password, and no unix socket, whose
-path would have to fit into 107 bytes wherever the folder lies. Sized for a laptop with two cores.
+module says: durable, on a loopback port or on a unix socket in its data folder, and no access without a SCRAM
+password. Sized for a laptop with two cores.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ LOOPBACK = "127.0.0.1"
 HBA = f"""\
 # Written by Tracelake at every start.
 host all all {LOOPBACK}/32 scram-sha-256
+local all all scram-sha-256
 """
 
+SOCKET_PORT = 5432
+"""A unix socket's name has a port in it, whatever folder it is in."""
+
+_ON_A_PORT = {"listen_addresses": LOOPBACK, "unix_socket_directories": ""}
+# The server stands in its data folder, which only its own account may enter.
+_ON_A_SOCKET = {"listen_addresses": "", "unix_socket_directories": ".", "unix_socket_permissions": "0700"}
 _FIXED = {
-    "listen_addresses": LOOPBACK,
-    "unix_socket_directories": "",
     "password_encryption": "scram-sha-256",
     "allow_alter_system": "off",
     "fsync": "on",
@@ -29,7 +34,8 @@ _FIXED = {
 }
 
 _DEFAULTS = {
-    "max_connections": "200",
+    # The port relay takes most of them, and never the last: see ``port_relay.CONNECTIONS``.
+    "max_connections": "240",
     # Whoever connects and says nothing is turned out soon.
     "authentication_timeout": "10s",
     # One attempt's locks on its own staging tables leave room for everybody else's.
@@ -57,14 +63,16 @@ _THROWAWAY = {"fsync": "off", "full_page_writes": "off"}
 
 def overrides(extra: Mapping[str, str]) -> dict[str, str]:
     """``extra``, unless it would undo a promise."""
-    refused = sorted(set(extra) & {*_FIXED, "port", "hba_file", "data_directory", "cluster_name"})
+    ours = {*_FIXED, *_ON_A_SOCKET, "port", "hba_file", "data_directory", "cluster_name"}
+    refused = sorted(set(extra) & ours)
     if refused:
         raise ValueError(f"a cluster's {', '.join(refused)} can't be overridden")
     return dict(extra)
 
 
-def configuration(*, name: str, port: int, throwaway: bool, extra: Mapping[str, str]) -> str:
-    chosen = {**_DEFAULTS, **extra, **_FIXED, "cluster_name": name, "port": str(port)}
+def configuration(*, name: str, port: int, private: bool, throwaway: bool, extra: Mapping[str, str]) -> str:
+    address = _ON_A_SOCKET if private else _ON_A_PORT
+    chosen = {**_DEFAULTS, **extra, **_FIXED, **address, "cluster_name": name, "port": str(port)}
     if throwaway:
         chosen |= _THROWAWAY
     lines = [f"{key} = {_quoted(value)}" for key, value in sorted(chosen.items())]

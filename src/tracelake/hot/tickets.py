@@ -27,6 +27,7 @@ _SQL = sqlfiles.load("tracelake.hot", "sql/tickets.sql")
 _TRIES = 20
 _PAUSE_SECONDS = 0.05
 _OF_A_LOGIN = ("user", "password", "passfile")
+_OF_AN_ADDRESS = ("host", "hostaddr", "port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +52,19 @@ class Ticket:
 
 
 class Tickets:
-    """In the database of ``store``, by the writer's login."""
+    """In the database of ``store``, by the writer's login. ``address`` is where those who hold a ticket reach the
+    database, as ``host:port``, when that isn't where ``store`` does."""
 
-    def __init__(self, store: HotStore) -> None:
+    def __init__(self, store: HotStore, address: str | None = None) -> None:
         self._store = store
+        self._address = address
 
     async def open(self, holder: Holder) -> Ticket:
         """Tickets of the task's earlier attempts are closed by it, and what those staged is swept. ``Conflict``
         when a later one has a ticket."""
         # 256 random bits: nobody guesses them, however fast.
         login, password = f"tracelake_t_{secrets.token_hex(12)}", secrets.token_urlsafe(32)
-        dsn = login_dsn(self._store.dsn.reveal(), login, password)
+        dsn = login_dsn(self._store.dsn.reveal(), login, password, self._address)
         ticket = Ticket(holder, login, Secret(password), Secret(dsn))
         await self._open(ticket)
         return ticket
@@ -97,11 +100,14 @@ class Tickets:
             await _sweep_tables(connection)
 
 
-def login_dsn(dsn: str, login: str, password: str) -> str:
+def login_dsn(dsn: str, login: str, password: str, address: str | None = None) -> str:
     """The same server and database by this login, which needs no quoting; nothing of the former one's is left."""
     parts = urlsplit(dsn)
-    kept = [(key, value) for key, value in parse_qsl(parts.query) if key not in _OF_A_LOGIN]
-    server = parts.netloc.rpartition("@")[2]
+    dropped = _OF_A_LOGIN if address is None else (*_OF_A_LOGIN, *_OF_AN_ADDRESS)
+    kept = [(key, value) for key, value in parse_qsl(parts.query) if key not in dropped]
+    if address is not None and "sslmode" not in dict(kept):
+        kept.append(("sslmode", "disable"))
+    server = address or parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{login}:{password}@{server}", query=urlencode(kept)))
 
 

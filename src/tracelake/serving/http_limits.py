@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tracelake.environment_settings import numbers_set
+from tracelake.local_peer import uid_of
 
 KIB = 1024
 _MOST_DESCRIPTORS = 65_536
@@ -219,8 +220,11 @@ def refusal(status: int) -> bytes:
     ) + body
 
 
-def peer_of(address: object) -> str:
-    """Whom a connection is counted to: an IPv4 address, an IPv6 network of one subscriber."""
+def peer_of(address: object, here: object = None) -> str:
+    """Whom a connection is counted to: a user of this machine, an IPv4 address, an IPv6 network of one subscriber.
+    ``here`` is this end's address."""
+    if (uid := uid_of(address, here)) is not None:
+        return f"uid {uid}"
     if not isinstance(address, tuple) or not address:
         return "local"
     try:

@@ -62,7 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.peer = peer_of(transport.get_extra_info("peername"))
+        self.peer = peer_of(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
         if self.door.enter(self):
             self._head_timer = self.loop.call_later(self.limits.head_seconds, self._head_is_late)
         else:

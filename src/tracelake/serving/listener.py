@@ -13,6 +13,7 @@ import uvicorn
 from litestar.types import ASGIApp
 
 from tracelake.domain.errors import Conflict
+from tracelake.held_port import inherited, stop_listening
 from tracelake.serving.http_limits import HttpLimits, tuned, within_descriptors
 from tracelake.serving.http_protocol import bounded
 
@@ -22,13 +23,22 @@ SHUTDOWN_SECONDS = 4
 class _Server(uvicorn.Server):
     """Signals belong to whoever runs the process, not to one of its servers. Says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event, held: socket.socket | None) -> None:
         super().__init__(config)
         self._listening = listening
+        self._held = held
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A socket that the parent holds as well goes on listening when it is closed here."""
+        if self._held is not None:
+            for server in self.servers:
+                server.close()
+            stop_listening(self._held)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -39,7 +49,9 @@ class Listener:
     def __init__(self, what: str, host: str, port: int, limits: HttpLimits | None = None) -> None:
         """``limits`` come from the environment unless they are given."""
         self._limits = limits or tuned(HttpLimits(), os.environ)
-        self._socket = _bind(what, host, port)
+        given = inherited(what, host, port, os.environ)
+        self._held = None if given is None else given.dup()
+        self._socket = given or _bind(what, host, port)
         self._server: _Server | None = None
         self._listening = asyncio.Event()
 
@@ -63,7 +75,7 @@ class Listener:
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             backlog=1024,
         )
-        self._server = _Server(config, self._listening)
+        self._server = _Server(config, self._listening, self._held)
         await self._server.serve(sockets=[self._socket])
 
     async def started(self) -> None:
@@ -76,6 +88,8 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
+        if self._held is not None:
+            self._held.close()
 
 
 def _bind(what: str, host: str, port: int) -> socket.socket:

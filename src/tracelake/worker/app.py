@@ -81,7 +81,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     await supply.warmed()
     committer = None
     if settings.data_dsn is not None:
-        committer = DataCommitter(HotStore(settings.data_dsn))
+        committer = DataCommitter(HotStore(settings.data_dsn), settings.data_address)
         parts.push_async_callback(committer.close)
         await parts.enter_async_context(_running(committer.keep_tickets()))
     queries = None

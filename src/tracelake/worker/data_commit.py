@@ -36,9 +36,10 @@ Say = Callable[[Sequence[EventIn]], Awaitable[object]]
 
 
 class DataCommitter:
-    def __init__(self, store: HotStore) -> None:
+    def __init__(self, store: HotStore, address: str | None = None) -> None:
+        """``address`` is where operators reach the data database, when that isn't where ``store`` does."""
         self._store = store
-        self._tickets = Tickets(store)
+        self._tickets = Tickets(store, address)
         self._open: set[Ticket] = set()
         self._closing: set[asyncio.Task[None]] = set()
 

@@ -17,9 +17,10 @@ SPARK = "ecs_spark"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """``data_dsn`` commits rows and stays in the wrapper; operators are handed logins that it has made for each
-    attempt. ``query_url`` is where the Query Service is, if there is one. ``operators`` are module names or
-    ``.py`` files to load. ``idle_timeout`` is how long the worker stays without work before it ends, None for ever.
-    ``rpc_pools`` is the file with the RPC pools; one that isn't required may be missing."""
+    attempt, at ``data_address`` when they can't go the wrapper's way. ``query_url`` is where the Query Service
+    is, if there is one. ``operators`` are module names or ``.py`` files to load. ``idle_timeout`` is how long the
+    worker stays without work before it ends, None for ever. ``rpc_pools`` is the file with the RPC pools; one
+    that isn't required may be missing."""
 
     runtime: str
     internal_url: str
@@ -27,6 +28,7 @@ class WorkerSettings:
     queue_dsn: Secret
     queue: str
     data_dsn: Secret | None = None
+    data_address: str | None = None
     query_url: str | None = None
     object_root: Path
     log_folder: Path

@@ -11,8 +11,10 @@ import re
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -173,6 +175,40 @@ def connect_unix(paths: list[str]) -> list[str]:
                 except OSError:
                     continue
     return found
+
+
+def take_ports(ports: list[int], seconds: float) -> list[int]:
+    """Those that one could listen on at some moment within that time."""
+    taken: set[int] = set()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for port in ports:
+            with socket.socket() as rude:
+                rude.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    rude.bind(("127.0.0.1", port))
+                    rude.listen()
+                    taken.add(port)
+                except OSError:
+                    continue
+    return sorted(taken)
+
+
+def be_silent(ports: list[int], connections: int, seconds: float) -> int:
+    """Connections that say nothing, opened again when they are closed; how many were open at the end."""
+    held: list[socket.socket] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for port in ports:
+            for _ in range(connections // len(ports)):
+                try:
+                    held.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                except OSError:
+                    break
+        for connection in held[: -2 * connections]:
+            connection.close()
+        held = held[-2 * connections :]
+    return len(held)
 
 
 # The attacks
@@ -339,6 +375,56 @@ def databases_ask_for_a_password(stack: AttackedStack) -> Verdict:
     uid = STRANGER if os.geteuid() == 0 else None
     found = as_user(uid, __name__, "log_in", tries=tries)
     return broken(f"logs in by {found}") if found else held(f"{len(tries)} logins are refused")
+
+
+@attack(
+    "neighbour",
+    LOOPBACK,
+    "listening on the ports of a Query Service that was killed, and on those of Postgres, while it is started again",
+    "address in use: the supervisor holds them",
+)
+def ports_are_not_taken_over(stack: AttackedStack) -> Verdict:
+    uid = STRANGER if os.geteuid() == 0 else None
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(
+            as_user, uid, __name__, "take_ports", ports=_ports_of_the_stack(stack), seconds=6
+        )
+        for _ in range(3):
+            stack.crash("query")
+        taken = taking.result()
+    return broken(f"listens on {taken}") if taken else held("address in use")
+
+
+@attack(
+    "neighbour",
+    LOOPBACK,
+    "thousands of connections to every port of the stack that say nothing",
+    "who has a credential is served, by the databases too",
+    quick=True,
+)
+def silence_keeps_nobody_out(stack: AttackedStack) -> Verdict:
+    uid = STRANGER if os.geteuid() == 0 else None
+    with ThreadPoolExecutor(1) as pool:
+        silent = pool.submit(
+            as_user, uid, __name__, "be_silent", ports=_ports_of_the_stack(stack), connections=3000, seconds=6
+        )
+        served = 0
+        while not silent.done():
+            try:
+                for dsn in (stack.handle.state_dsn, stack.handle.data_dsn):
+                    with psycopg.connect(dsn, connect_timeout=10):
+                        served += 1
+                if stack.query("SELECT 1").status_code != 200:
+                    return broken("a query was refused")
+            except (psycopg.Error, OSError) as error:
+                return broken(f"after {served} connections: {error}"[:300])
+    return held(f"{served} connections and as many queries were served meanwhile")
+
+
+def _ports_of_the_stack(stack: AttackedStack) -> list[int]:
+    handle = stack.handle
+    addresses = (handle.user_url, handle.internal_url, handle.query_url, handle.state_dsn, handle.data_dsn)
+    return [port for each in addresses if (port := urlsplit(each).port) is not None]
 
 
 @attack("neighbour", LOOPBACK, "Spark's ports without the token, with another", "refused")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,17 @@ class AttackedStack:
     @property
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
+
+    def crash(self, part: str) -> None:
+        """Kill a process of the stack; returns once another one is in its place."""
+        before = self._pid_of(part)
+        if before is not None:
+            os.kill(before, signal.SIGKILL)
+            eventually(f"another {part} runs", lambda: self._pid_of(part) not in (None, before))
+
+    def _pid_of(self, part: str) -> int | None:
+        handle = read_handle(self.home / DEV_FILE, DevHandle)
+        return None if handle is None else handle.pids.get(part)
 
     @property
     def runs_functions(self) -> bool:

@@ -61,7 +61,8 @@ class _Connection:
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes)
         self.known = False
         self.uid = uid_of(writer)
-        self.peer = peer_of(writer.get_extra_info("peername")) if self.uid is None else f"uid {self.uid}"
+        addresses = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+        self.peer = peer_of(*addresses) if self.uid is None else f"uid {self.uid}"
 
     def turn_out(self) -> None:
         self.writer.transport.abort()
