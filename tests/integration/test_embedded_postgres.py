@@ -308,7 +308,7 @@ def test_nobody_gets_in_without_the_password(tmp_path: Path, password: str) -> N
             psycopg.connect(dsn)
         with psycopg.connect(cluster.dsn()) as connection:
             rules = connection.execute("SELECT type, address, auth_method FROM pg_hba_file_rules").fetchall()
-    assert rules == [("host", "127.0.0.1", "scram-sha-256")]
+    assert rules == [("host", "127.0.0.1", "scram-sha-256"), ("local", None, "scram-sha-256")]
 
 
 def test_it_listens_on_one_address_and_on_no_socket_file(tmp_path: Path) -> None:

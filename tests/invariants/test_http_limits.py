@@ -23,7 +23,7 @@ from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen
 from tracelake.serving import http_protocol
-from tracelake.serving.http_limits import Door, HttpLimits, peer_of, tuned
+from tracelake.serving.http_limits import Door, HttpLimits, Peer, peer_of, tuned
 from tracelake.serving.identity import Authentication, Identity
 from tracelake.serving.listener import Listener
 from tracelake.worker.lambda_ import http_server
@@ -349,15 +349,22 @@ def test_limits_are_set_by_the_environment_within_bounds(name: str) -> None:
 
 
 def test_peers_are_addresses_and_networks() -> None:
-    assert peer_of(("127.0.0.1", 5)) == peer_of(("::ffff:127.0.0.1", 5, 0, 0)) == "127.0.0.1"
+    assert peer_of(("127.0.0.1", 5)) == peer_of(("::ffff:127.0.0.1", 5, 0, 0)) == Peer("127.0.0.1")
     assert peer_of(("2001:db8::1", 5, 0, 0)) == peer_of(("2001:db8::ffff", 5, 0, 0))
     assert peer_of(("2001:db8::1", 5, 0, 0)) != peer_of(("2001:db8:0:1::1", 5, 0, 0))
-    assert peer_of("") == "local"
+    assert peer_of("") == Peer("local")
+
+
+PEERS = (Peer("a"), Peer("b"), Peer("127.0.0.1", 7), Peer("127.0.0.2", 7))
+
+
+def group_of(visitor: Somebody) -> str:
+    return visitor.peer.group
 
 
 @dataclass(eq=False)
 class Somebody:
-    peer: str
+    peer: Peer
     known: bool = False
     out: list[bool] = field(default_factory=list)
 
@@ -365,11 +372,22 @@ class Somebody:
         self.out.append(self.known)
 
 
+def test_a_user_with_many_addresses_takes_room_from_themselves() -> None:
+    door = Door(HttpLimits(connections=8, peer_connections=4))
+    honest = [Somebody(Peer("127.0.0.1", 0), known=True) for _ in range(3)]
+    honest.append(Somebody(Peer("127.0.0.1", 0)))
+    for each in honest:
+        assert door.enter(each)
+    for number in range(50):
+        assert door.enter(Somebody(Peer(f"127.0.1.{number}", 7)))
+    assert not any(each.out for each in honest)
+
+
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "show", "go"]), st.integers(0, 9)))
+    st.lists(st.tuples(st.sampled_from(PEERS), st.sampled_from(["come", "show", "go"]), st.integers(0, 9)))
 )
 def test_a_door_holds_its_limits_keeps_the_known_and_lets_in_while_there_are_strangers(
-    acts: list[tuple[str, str, int]],
+    acts: list[tuple[Peer, str, int]],
 ) -> None:
     door = Door(HttpLimits(connections=5, peer_connections=3))
     inside: list[Somebody] = []
@@ -383,7 +401,8 @@ def test_a_door_holds_its_limits_keeps_the_known_and_lets_in_while_there_are_str
                 gone = [each for each in inside if each.out]
                 assert [each.known for each in gone] == [False] * len(gone)
                 assert (
-                    gone == [each for each in inside if not each.known and each.peer == gone[0].peer][:1]
+                    gone
+                    == [each for each in full if not each.known and group_of(each) == group_of(gone[0])][:1]
                     or not gone
                 )
                 inside = [each for each in inside if not each.out]

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import cast
 
-from tracelake.held_port import HeldPort
-from tracelake.serving.http_limits import Door, HttpLimits, peer_of
+from tracelake.held_port import LOOPBACK, HeldPort
+from tracelake.local_peer import uid_of
+from tracelake.serving.http_limits import Door, HttpLimits, Peer
 
 CONNECTIONS = 160
 """Of the server's own: the rest is for those who come by the socket."""
@@ -139,14 +140,14 @@ class _Client(_End):
         self._greeting = b""
         self._connecting: asyncio.Task[None] | None = None
         self._silence: asyncio.TimerHandle | None = None
-        self.peer = ""
+        self.peer = Peer(LOOPBACK)
         self.known = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._clients.add(self)
         here, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-        self.peer = peer_of(peer, here)
+        self.peer = Peer(LOOPBACK, uid_of(peer, here))
         if not self._door.enter(self):
             self.abort()
             return

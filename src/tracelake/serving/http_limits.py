@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ipaddress
 import resource
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tracelake.environment_settings import numbers_set
 from tracelake.local_peer import uid_of
@@ -71,11 +72,23 @@ def within_descriptors(limits: HttpLimits) -> HttpLimits:
     )
 
 
+class Peer(NamedTuple):
+    """Whom a connection is counted to: ``address`` has a limit of its own, ``user`` is who is behind it, if that is
+    a user of this machine: one user may have many addresses of loopback."""
+
+    address: str
+    user: int | None = None
+
+    @property
+    def group(self) -> str:
+        return self.address if self.user is None else f"uid {self.user}"
+
+
 class Visitor(Protocol):
     """A connection, as a door sees it."""
 
     @property
-    def peer(self) -> str: ...
+    def peer(self) -> Peer: ...
 
     @property
     def known(self) -> bool:
@@ -90,14 +103,14 @@ class Door:
         self.limits = limits
         self._inside: dict[Visitor, None] = {}
         self._strangers: dict[str, dict[Visitor, None]] = {}
-        self._counts: dict[str, int] = {}
+        self._of_peer: Counter[Peer] = Counter()
 
     def __len__(self) -> int:
         return len(self._inside)
 
     def enter(self, visitor: Visitor) -> bool:
         """Whether there is room, which a stranger may have had to make."""
-        if self._counts.get(visitor.peer, 0) >= self.limits.peer_connections:
+        if self._of_peer[visitor.peer] >= self.limits.peer_connections:
             victim = self._first_stranger(visitor.peer)
         elif len(self._inside) >= self.limits.connections:
             victim = self._first_of_the_most()
@@ -116,38 +129,35 @@ class Door:
         if visitor not in self._inside:
             return
         del self._inside[visitor]
-        self._counts[visitor.peer] -= 1
-        if not self._counts[visitor.peer]:
-            del self._counts[visitor.peer]
+        self._of_peer[visitor.peer] -= 1
+        if not self._of_peer[visitor.peer]:
+            del self._of_peer[visitor.peer]
         self._forget_stranger(visitor)
 
     def _add(self, visitor: Visitor) -> None:
         self._inside[visitor] = None
-        self._counts[visitor.peer] = self._counts.get(visitor.peer, 0) + 1
-        self._strangers.setdefault(visitor.peer, {})[visitor] = None
+        self._of_peer[visitor.peer] += 1
+        self._strangers.setdefault(visitor.peer.group, {})[visitor] = None
 
     def _forget_stranger(self, visitor: Visitor) -> None:
-        strangers = self._strangers.get(visitor.peer)
+        strangers = self._strangers.get(visitor.peer.group)
         if strangers is not None:
             strangers.pop(visitor, None)
             if not strangers:
-                del self._strangers[visitor.peer]
+                del self._strangers[visitor.peer.group]
 
-    def _first_stranger(self, peer: str) -> Visitor | None:
-        """Those who became known since they came are found here, once."""
-        while strangers := self._strangers.get(peer):
-            first = next(iter(strangers))
+    def _first_stranger(self, peer: Peer) -> Visitor | None:
+        strangers = self._strangers.get(peer.group, ())
+        return next((each for each in strangers if each.peer == peer and not each.known), None)
+
+    def _first_of_the_most(self) -> Visitor | None:
+        """Of the group that has most strangers. Those who became known since they came are found here, once."""
+        while self._strangers:
+            most = max(self._strangers.values(), key=len)
+            first = next(iter(most))
             if not first.known:
                 return first
             self._forget_stranger(first)
-        return None
-
-    def _first_of_the_most(self) -> Visitor | None:
-        """Of the peer that has most connections, of those that have strangers at all."""
-        while self._strangers:
-            most = max(self._strangers, key=lambda peer: self._counts[peer])
-            if (first := self._first_stranger(most)) is not None:
-                return first
         return None
 
 
@@ -220,11 +230,13 @@ def refusal(status: int) -> bytes:
     ) + body
 
 
-def peer_of(address: object, here: object = None) -> str:
-    """Whom a connection is counted to: a user of this machine, an IPv4 address, an IPv6 network of one subscriber.
+def peer_of(address: object, here: object = None) -> Peer:
+    """Whom a connection from ``address`` is counted to: an IPv4 address, an IPv6 network of one subscriber.
     ``here`` is this end's address."""
-    if (uid := uid_of(address, here)) is not None:
-        return f"uid {uid}"
+    return Peer(_address_of(address), uid_of(address, here))
+
+
+def _address_of(address: object) -> str:
     if not isinstance(address, tuple) or not address:
         return "local"
     try:

@@ -18,7 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tracelake.serving.http_limits import CUT_SECONDS, Door, HttpLimits, RequestMeter, peer_of, refusal
+from tracelake.serving.http_limits import CUT_SECONDS, Door, HttpLimits, Peer, RequestMeter, peer_of, refusal
 
 MOST_UNREAD = 8 * 1024 * 1024
 """Of a body whose request is answered already."""
@@ -40,7 +40,7 @@ class BoundedHttp(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.peer = ""
+        self.peer = Peer("")
         self._meter = RequestMeter(self.limits.head_bytes)
         self._known = False
         self._over = False

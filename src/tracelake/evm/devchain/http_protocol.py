@@ -14,7 +14,7 @@ from typing import cast
 import httptools
 
 from tracelake.evm.devchain.jsonrpc import Caller, Methods, respond
-from tracelake.serving.http_limits import CUT_SECONDS, Door, RequestMeter, peer_of, refusal
+from tracelake.serving.http_limits import CUT_SECONDS, Door, Peer, RequestMeter, peer_of, refusal
 
 MAX_BODY = 16 * 1024 * 1024
 
@@ -29,7 +29,7 @@ _USAGE = b"This is a JSON-RPC endpoint: POST a request to it.\n"
 class HttpProtocol(asyncio.Protocol):
     def __init__(self, methods: Methods, connections: set[asyncio.BaseTransport], door: Door) -> None:
         """``connections`` holds those that are open, for whoever ends the server."""
-        self.peer = ""
+        self.peer = Peer("")
         self.known = False
         self._methods = methods
         self._door = door
@@ -49,7 +49,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connections.add(transport)
         peer = transport.get_extra_info("peername")
         self._caller = Caller(loopback=peer is not None and ipaddress.ip_address(peer[0]).is_loopback)
-        self.peer = peer_of(peer)
+        self.peer = peer_of(peer, transport.get_extra_info("sockname"))
         if self._door.enter(self):
             self._since = asyncio.get_running_loop().time()
             self._wait(self._limits.head_seconds)

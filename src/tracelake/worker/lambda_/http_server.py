@@ -18,7 +18,7 @@ import h11
 import structlog
 
 from tracelake.private_socket import uid_of
-from tracelake.serving.http_limits import CUT_SECONDS, Door, HttpLimits, peer_of, refusal
+from tracelake.serving.http_limits import CUT_SECONDS, Door, HttpLimits, Peer, peer_of, refusal
 from tracelake.worker.sandbox.gateway import GatewayResponse
 
 MAX_CONNECTIONS = 256
@@ -62,7 +62,7 @@ class _Connection:
         self.known = False
         self.uid = uid_of(writer)
         addresses = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-        self.peer = peer_of(*addresses) if self.uid is None else f"uid {self.uid}"
+        self.peer = peer_of(*addresses) if self.uid is None else Peer("local", self.uid)
 
     def turn_out(self) -> None:
         self.writer.transport.abort()
