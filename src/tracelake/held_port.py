@@ -51,8 +51,8 @@ class HeldPort:
 
 def stop_listening(listening: socket.socket) -> None:
     """Everybody's who has the socket. It keeps its port, also from those who would share it (``SO_REUSEADDR``)."""
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         listening.shutdown(socket.SHUT_RD)
 
 
