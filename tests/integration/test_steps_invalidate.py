@@ -389,6 +389,22 @@ async def test_a_retired_generation_goes_back_too_for_a_rollback_brings_it_back(
     assert (lease.read.after, lease.read.invalidation is not None) == (89, True)
 
 
+async def test_a_retired_source_takes_back_its_own_for_a_rollback_brings_it_back(talk: Conversation) -> None:
+    """Its attempt has rewritten its table before it says so, and says so once."""
+    first = dag(source(kind="always_on", storage="postgres"), up())
+    head, uuid = await following(talk, up())
+    await talk.deploy(first)
+    await read_all(talk)
+    await talk.deploy(dag(source(kind="always_on", storage="postgres", config={"v": 2}), up()))
+    answer = await talk.emit(head, taken_back(uuid, 90, 99))
+    assert [event.state for event in answer.events] == ["old_version"]
+    await talk.deploy(first)
+    assert (await talk.output("src"))["cursor"] == 89
+    assert (await talk.output("up"))["cursor"] == 89
+    lease = await talk.lease("up")
+    assert (lease.read.after, lease.read.invalidation is not None) == (89, True)
+
+
 async def test_every_rebuild_gets_its_wake_up(talk: Conversation) -> None:
     speaker = await pipeline(talk)
     await talk.forget_wakes()

@@ -46,6 +46,9 @@ IMPOSTOR_CANCELS = 9_100_026
 PASSED_OVER = 20_000_622
 """A slot comes free while somebody who won't claim holds the row of the task that waits for it."""
 
+RETIRED_SOURCE_GOES_BACK = 20_004_998
+"""A follower whose generation a deploy has just retired invalidates what it wrote; a later deploy brings it back."""
+
 
 def _payload(task_id: UUID) -> TaskPayload:
     output = PayloadOutput(0, "rows", UUID(int=5), UUID(int=6), "parquet", 0)
@@ -72,7 +75,7 @@ async def test_invariants_hold_whatever_fails(simulation: Simulation, part: int)
         assert not outcome.findings, failure(outcome)
 
 
-@pytest.mark.parametrize("seed", [IMPOSTOR_CANCELS, PASSED_OVER])
+@pytest.mark.parametrize("seed", [IMPOSTOR_CANCELS, PASSED_OVER, RETIRED_SOURCE_GOES_BACK])
 async def test_seeds_that_once_failed_hold(simulation: Simulation, seed: int) -> None:
     outcome = await simulation.run(seed)
     assert not outcome.findings, failure(outcome)

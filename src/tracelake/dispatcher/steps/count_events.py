@@ -2,8 +2,8 @@
 
 When an event counts: for storage ``none`` at once; for Postgres a cursor event is itself the commit of that
 cursor; a partition with data behind it counts when a completion commits it. An event of a retired
-generation moves that generation's pointers (a rollback may bring it back) and is not routed; one that worked
-on an older revision than its scope has now is only kept.
+generation moves that generation's pointers, forward or back (a rollback may bring it back), and is not routed;
+one that worked on an older revision than its scope has now is only kept.
 
 Locks: the caller has locked its tasks. ``open_gates`` then locks jobs and dataset versions, in that order.
 """
@@ -99,11 +99,11 @@ async def _take_back(
     ctx: StepContext, tx: Transaction, event: ProducedEvent, gates: Gates, result: CountedEvents
 ) -> None:
     assert isinstance(event.scope, InvalidationScope)
-    current = event.own and event.producer.active
     version = gates.versions[event.dataset_version]
     state: Literal[EventState.COUNTED, EventState.OLD_VERSION] = EventState.OLD_VERSION
-    if current:
+    if event.producer.active and event.own:
         state = EventState.COUNTED
+    if event.own:
         revision, created = await invalidate.invalidate(
             ctx, tx, event.dataset_version, event.scope, task_id=event.producer.task_id
         )
