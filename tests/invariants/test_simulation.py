@@ -47,7 +47,7 @@ PASSED_OVER = 20_000_622
 """A slot comes free while somebody who won't claim holds the row of the task that waits for it."""
 
 RETIRED_SOURCE_GOES_BACK = 20_004_998
-"""A follower whose generation a deploy has just retired invalidates what it wrote; a later deploy brings it back."""
+"""A follower whose generation a deploy has retired invalidates what it wrote; a later deploy brings it back."""
 
 
 def _payload(task_id: UUID) -> TaskPayload:
