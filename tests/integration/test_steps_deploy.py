@@ -185,6 +185,37 @@ async def test_a_rollback_takes_up_the_tasks_that_the_deploy_had_stopped(talk: C
     assert (await talk.lease(released)).attempt == 2
 
 
+@pytest.mark.parametrize("stopped_by", ["a person", "a deploy"])
+async def test_an_attempt_that_was_answered_canceled_never_acts_again(
+    talk: Conversation, stopped_by: str
+) -> None:
+    """Its events were refused in between: if it could still complete its task, they would be lost."""
+    await talk.deploy(two(1))
+    await talk.trigger(0, 9)
+    lease = await talk.lease("work")
+    await talk.pass_time(10_000)
+    await talk.reap()
+    if stopped_by == "a person":
+        await talk.cancel(lease.task_id)
+    else:
+        await talk.deploy(two(2))
+    with pytest.raises(Conflict) as refused:
+        await talk.complete_scope(lease)
+    assert refused.value.reason == "Canceled"
+    if stopped_by == "a person":
+        await retry_task(talk.ctx, lease.task_id)
+    else:
+        await talk.deploy(two(1))
+    assert await talk.status(lease.task_id) == "Queued"
+    with pytest.raises(Conflict) as refused:
+        await talk.complete(lease)
+    assert refused.value.reason == "StaleLease"
+    again = await talk.lease(lease.task_id)
+    assert again.attempt == 2
+    assert (await talk.complete_scope(again)).task_status == "Completed"
+    assert await talk.scopes("work") == [(0, 9)]
+
+
 async def test_a_rollback_takes_up_an_update_where_it_had_read_to(talk: Conversation) -> None:
     def update(config: int) -> str:
         return dag(source(), reactive("up", "src", strategy="PerUpdate", config={"v": config}))

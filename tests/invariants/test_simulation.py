@@ -49,6 +49,10 @@ PASSED_OVER = 20_000_622
 RETIRED_SOURCE_GOES_BACK = 20_004_998
 """A follower whose generation a deploy has retired invalidates what it wrote; a later deploy brings it back."""
 
+CANCELED_ATTEMPT_COMPLETES = 1_336_837_280
+"""An attempt that timed out has its event refused while a deploy has stopped its task; a rollback takes the task up
+again, and the attempt completes it without the event."""
+
 
 def _payload(task_id: UUID) -> TaskPayload:
     output = PayloadOutput(0, "rows", UUID(int=5), UUID(int=6), "parquet", 0)
@@ -75,7 +79,9 @@ async def test_invariants_hold_whatever_fails(simulation: Simulation, part: int)
         assert not outcome.findings, failure(outcome)
 
 
-@pytest.mark.parametrize("seed", [IMPOSTOR_CANCELS, PASSED_OVER, RETIRED_SOURCE_GOES_BACK])
+@pytest.mark.parametrize(
+    "seed", [IMPOSTOR_CANCELS, PASSED_OVER, RETIRED_SOURCE_GOES_BACK, CANCELED_ATTEMPT_COMPLETES]
+)
 async def test_seeds_that_once_failed_hold(simulation: Simulation, seed: int) -> None:
     outcome = await simulation.run(seed)
     assert not outcome.findings, failure(outcome)

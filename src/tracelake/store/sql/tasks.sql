@@ -264,10 +264,10 @@ WHERE t.task_id = due.task_id
 RETURNING t.task_id, j.runtime
 
 -- name: requeue_task
--- A person's retry: at once, with a full set of attempts.
+-- A person's retry: at once, with a full set of attempts. An attempt that timed out before the cancel may have
+-- been answered Canceled since, so it no longer counts as late: what it had sent is lost, and only a new one acts.
 UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
-       last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN coalesce(last_outcome, 'Canceled')
-                           ELSE last_outcome END
+       last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
 WHERE task_id = $1
 
 -- name: cancel_tasks
@@ -303,9 +303,11 @@ WHERE task_id = ANY($1::uuid[])
 UPDATE task SET shelved = false, error_message = $2 WHERE task_id = $1 AND shelved
 
 -- name: unshelve_tasks
--- A job that is deployed again just as it was goes on with the scopes that it was stopped at.
+-- A job that is deployed again just as it was goes on with the scopes that it was stopped at. As after a person's
+-- retry, an attempt that was answered Canceled in between never acts again.
 UPDATE task SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
-    error_message = NULL
+    error_message = NULL,
+    last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
 WHERE job_id = $1 AND shelved AND kind = 'partition'
 RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
 
