@@ -16,9 +16,12 @@ from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.contracts.operator_protocol import EmitEvents, SaveState
 from tracelake.domain.errors import Invalid
 from tracelake.domain.spark_select.functions import ALLOWED
+from tracelake.domain.spark_select.pieces import computed, render
+from tracelake.domain.spark_select.queries import read_select
 from tracelake.domain.where import Op
 from tracelake.operators import Context, noop, operator
 from tracelake.operators.registry import BUILT_IN, Registry
+from tracelake.operators.sql_transform.instant_check import judge_instants
 from tracelake.operators.sql_transform.operator import read_config
 from tracelake.operators.sql_transform.select_check import check_select
 from tracelake.operators.where_literal import Verdict, align
@@ -345,6 +348,22 @@ BAD = [
     ("select 'open", "unexpected at"),
     ("select " + "(" * 3000 + "1" + ")" * 3000, "nested too deeply"),
     ("select '" + "x" * 70_000 + "'", "is longer than"),
+    ("select from_json(a, b) from t", "expected the schema of from_json.. as one string"),
+    ("select from_json(a, 'a INT' || '') from t", "takes no options here, but found"),
+    ('select from_json(a, \'{"type":"struct","fields":[]}\') from t', "schema for from_json"),
+    ("select from_json(a, 'a INT DEFAULT 1') from t", "expected the end of the schema"),
+    ("select from_json(a, 'a VARIANT') from t", "expected a type"),
+    ("select from_json(a, 'a ' 'TIMESTAMP') from t", "must not read a TIMESTAMP by from_json"),
+    ("select from_json(a, 'a INT', map('mode', 'x')) from t", "takes no options here"),
+    ("select to_json(a, map('compression', 'x')) from t", "takes no options here"),
+    ("select timestamp '12:00:00'", "of a time without a day"),
+    ("select timestamp_ltz ' T12'", "of a time without a day"),
+    ("select date '2020'", "expected a literal of that kind"),
+    ("select cast('12:00' as timestamp)", "of a time without a day"),
+    ("select '1:00'::timestamp", "of a time without a day"),
+    ("select * from values ('12:00') x(a)", "of a time without a day"),
+    ("select cast(a as array<timestamp>) from t", "must not cast to a type with timestamps in it"),
+    ("select unix_timestamp()", "it is then the current time"),
 ]
 
 
@@ -353,6 +372,88 @@ def test_sql_that_is_anything_else_is_refused_and_says_why(query: object, why: s
     with pytest.raises(Invalid, match=why) as refused:
         check_select(query, ["t", "scope_blocks"])
     assert refused.value.reason == "InvalidSql"
+
+
+def test_the_schema_of_from_json_is_written_anew() -> None:
+    asked = (
+        "select from_json(a, 'x int, `y.z` : array<struct<k map<string, decimal(9,2)>>>'), to_json(b) from t"
+    )
+
+    assert check_select(asked, ["t"]) == (
+        "SELECT `from_json` ( `a` , 'STRUCT < `x` INT , `y.z` ARRAY < STRUCT < `k` "
+        "MAP < STRING , DECIMAL ( 9 , 2 ) > > > >' ) , `to_json` ( `b` ) FROM `t`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "made"),
+    [
+        ("select concat('a', 'b'), lower(c), 'x' from t", ["`concat` ( 'a' , 'b' )"]),
+        ("select a = 'x' || 'y', b || 'y' from t", ["( 'x' || 'y' )"]),
+        ("select transform(array('a'), x -> x || 'b'), count(*) || '' from t", []),
+        ("select 1::string, cast(X'00' as varchar(3)), trim(both 'x' from 'xax')", 3),
+        ("select lower((select max(a) from t))", []),
+    ],
+)
+def test_text_that_is_made_of_constants_is_known(query: str, made: Any) -> None:
+    found = computed(read_select(query, ["t"]))
+
+    assert (len(found) == made) if isinstance(made, int) else ([render(each) for each in found] == made)
+
+
+ANALYZED = [
+    "a: timestamp",
+    "Project [whatever]",
+    "+- View (`t`, [text#1, day#2, number#3])",
+    "   +- Relation [text#1,day#2,number#3] parquet",
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text#1",
+        "concat(12, :00)",
+        "12:00:00",
+        "T12",
+        "max(text#1)",
+        "coalesce(day#2, text#1)",
+        "CASE WHEN (number#3 > 1) THEN text#1 ELSE day#2 END",
+        "cast(number#3 as string)",
+        "named#5",
+        "unheard#9",
+        "split(text#1, ,, -1)[0]",
+    ],
+)
+def test_a_plan_that_may_make_a_timestamp_of_text_is_refused(value: str) -> None:
+    optimized = [
+        f"Project [hour(cast({value} as timestamp), Some(UTC)) AS a#7]",
+        "+- Project [text#1 AS named#5]",
+    ]
+    with pytest.raises(Invalid, match=r"to_timestamp\(text, format\)"):
+        judge_instants(optimized, ANALYZED, lambda _: {"text": "string", "day": "date", "number": "double"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "day#2",
+        "number#3",
+        "long#4L",
+        "2020-01-01 00:00:00",
+        "(number#3 / 1000)",
+        "avg(number#3)",
+        "max(day#2)",
+        "named#5",
+        "CASE WHEN (text#1 = x) THEN day#2 ELSE 2020-01-01 END",
+        "cast(text#1 as date)",
+        "gettimestamp(text#1, yyyy-MM-dd, TimestampType, Some(UTC), true)",
+    ],
+)
+def test_a_plan_that_makes_a_timestamp_of_something_else_is_not(value: str) -> None:
+    optimized = [f"Filter (cast({value} as timestamp) > 2020-01-01)", "+- Project [max(day#2) AS named#5]"]
+
+    judge_instants(optimized, ANALYZED, lambda _: {"text": "string", "day": "date", "number": "double"})
 
 
 def test_no_allowed_function_runs_code_or_reads_files_or_differs_from_run_to_run() -> None:
