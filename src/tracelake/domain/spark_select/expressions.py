@@ -244,7 +244,7 @@ class Expressions(Reader):
     def _after(self, value: Piece, plain: bool = False, columns: int = -1) -> Piece:
         """Fields, elements and casts of a value. ``plain`` is a name, whose fields are part of it; ``columns`` is
         how many had been read before the value was."""
-        while True:
+        for _ in range(MAX_DEPTH):
             if self.take_sign("."):
                 if self.sees_sign("(", 1):
                     if self.token.value.lower() not in ALLOWED:
@@ -259,6 +259,7 @@ class Expressions(Reader):
                 value, plain = self._cast_of("CAST", value, self._cast_type(), columns), False
             else:
                 return value
+        raise refused("is nested too deeply")
 
     def _primary(self) -> tuple[Piece, bool]:
         columns, name = self._columns, self.token.value.lower()
