@@ -26,6 +26,7 @@ from tracelake.objects.verify import verify_output
 from tracelake.operators import Context
 from tracelake.operators.arrow_schema import schema_hash, stored_schema
 from tracelake.operators.spark_input import where_column
+from tracelake.testing.extreme_predicates import EXTREME_PREDICATES
 from tracelake.testing.operator_process import a_task, an_output, operator_process
 from tracelake.worker.spark import session as spark_session
 
@@ -273,6 +274,7 @@ PREDICATES = [
     "at < '2024-01-02T00:00:00+00:00'",
     "at = 'yesterday'",
     "day > '2024-01-01'",
+    *EXTREME_PREDICATES,
     "gone = 1",
     "gone is null",
     "not (n = 1 or s = 'b')",

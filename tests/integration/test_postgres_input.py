@@ -26,6 +26,7 @@ from tracelake.operators import Context
 from tracelake.operators.postgres_input import read_postgres_arrow, scan_of_input
 from tracelake.operators.postgres_where import condition
 from tracelake.operators.spark_postgres_input import cut_evenly, splits
+from tracelake.testing.extreme_predicates import EXTREME_PREDICATES
 from tracelake.testing.hot_scene import HotScene, Wrapper
 from tracelake.testing.operator_process import an_input
 
@@ -206,6 +207,7 @@ PUSHED = [
         "at = 'yesterday'",
         "day > '2024-01-01'",
     ),
+    *EXTREME_PREDICATES,
     *("gone = 1", "gone is null", "not (n = 1 or s = 'b')", "(n = 1 and f > 1) or day = '2024-01-02'"),
 ]
 COLUMNS = {field.name: field.type for field in TYPED.schema}

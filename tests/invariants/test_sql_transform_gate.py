@@ -48,6 +48,9 @@ OUTSIDE = re.compile(
 #: Refused by the reader, and to Spark other ways to write a plain SELECT, or nothing that it could plan.
 PLAIN_TO_SPARK = (
     "select '${env:PATH}'",
+    "select timestamp '12:00:00'",
+    "select cast('12:00:00'",
+    "select * from values (timestamp",
     "select * from identifier('logs')",
     "table logs",
     "from logs |> select",
@@ -147,9 +150,13 @@ def test_nor_past_the_judgement_of_spark_s_plan(judge: Judge) -> None:
     got_past = []
     for text in hostile(str(judge.canary), str(judge.secret)):
         try:
-            parsed, _, analyzed = judge.explained(text).partition("\n== Analyzed Logical Plan ==\n")
+            shown = judge.explained(text)
         except PySparkException:
             continue
+        if not shown.startswith("== Parsed"):
+            # There is no plan, but what Spark says against the text.
+            continue
+        parsed, _, analyzed = shown.partition("\n== Analyzed Logical Plan ==\n")
         lines = parsed.split("\n")[1:-1]
         if unknown_calls(lines) or text.startswith(PLAIN_TO_SPARK):
             continue
@@ -169,6 +176,29 @@ def test_whatever_is_accepted_is_read_by_spark_as_it_was_judged(judge: Judge, se
     texts = ordinary() + (hostile(str(judge.canary), str(judge.secret)) if kinds == "both" else [])
     judge.examine(mixture(Random(seed), texts))
     assert not judge.canary.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "cast(concat('to', 'day') as date)",
+        "cast('no' || 'w' as timestamp)",
+        "to_date(lower(concat('TO', 'DAY')))",
+        "extract(day from decode(unhex('746f646179'), 'utf-8'))",
+        "timestamp '2020-01-01' > '12:00:00'",
+        "to_timestamp(concat('12', ':00'))",
+        "try_cast(address as timestamp)",
+        "hour(address)",
+        "timestamp_seconds(value) > address",
+        "address between timestamp '2020-01-01' and timestamp '2021-01-01'",
+    ],
+)
+def test_no_query_finds_out_what_day_it_is(judge: Judge, value: str) -> None:
+    query = read_select(" ".join(("select", value, "from logs")), RELATIONS)
+
+    with pytest.raises(Invalid, match=r"current (?:time|day)"):
+        checked_frame(judge.spark, query, RELATIONS)
+    assert not judge.spark.conf.get("spark.sql.optimizer.excludedRules", None)
 
 
 def test_strings_come_out_as_they_were_written_whatever_the_session_was_set_to(judge: Judge) -> None:

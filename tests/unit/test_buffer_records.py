@@ -197,3 +197,10 @@ def test_the_org_may_be_text_too() -> None:
 def test_a_revision_can_not_come_later() -> None:
     old, new = schema({"a": "text"}, "a"), schema({"a": "text", "revision": "bigint"}, "a")
     assert [path for path, _ in additive_problems(old, new)] == [("columns", "revision")]
+
+
+def test_a_deep_value_is_looked_through_to_its_end() -> None:
+    for levels in (100, 480, 700):
+        deep = "[" * levels + r'"\u0000"' + "]" * levels
+        with pytest.raises(BadRecords, match="NUL"):
+            ALL.decoder(ORG).check('[{"key": "k", "data": ' + deep + "}]")

@@ -3,25 +3,36 @@
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from fractions import Fraction
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.contracts.operator_protocol import EmitEvents, SaveState
-from tracelake.domain.errors import Invalid
+from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.domain.spark_select.functions import ALLOWED
+from tracelake.domain.spark_select.pieces import computed, render
+from tracelake.domain.spark_select.queries import read_select
+from tracelake.domain.sql_compare import compare
 from tracelake.domain.where import Op
+from tracelake.domain.where_parse import parse_where
 from tracelake.operators import Context, noop, operator
+from tracelake.operators.arrow_input import where_expression
+from tracelake.operators.postgres_scan import reading_errors
 from tracelake.operators.registry import BUILT_IN, Registry
+from tracelake.operators.sql_transform.instant_check import judge_instants
 from tracelake.operators.sql_transform.operator import read_config
 from tracelake.operators.sql_transform.select_check import check_select
-from tracelake.operators.where_literal import Verdict, align
+from tracelake.operators.where_literal import MICROSECONDS, Stored, Verdict, align, decimals
 from tracelake.testing.operator_process import a_task, an_input, an_output
 
 
@@ -279,12 +290,91 @@ def test_an_input_without_files_says_so() -> None:
 @given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(list(Op)), st.integers() | st.floats(-1e300, 1e300))
 def test_an_aligned_comparison_decides_as_exact_arithmetic_does(column: int, op: Op, value: float) -> None:
     compare = {"=": "__eq__", "<>": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
-    aligned = align("integer", op, value)
+    aligned = align(Stored("integer"), op, value)
     expected = getattr(Fraction(column), compare[op.value])(Fraction(value))
     if isinstance(aligned, Verdict):
         assert (aligned is Verdict.ALWAYS) == expected
     else:
         assert getattr(column, compare[aligned[0].value])(aligned[1]) == expected
+
+
+@given(
+    st.integers(-(10**9) + 1, 10**9 - 1),
+    st.sampled_from(list(Op)),
+    st.integers() | st.floats(-1e300, 1e300) | st.decimals(-(10**8), 10**8, places=3).map(float),
+)
+def test_a_decimal_beyond_the_column_s_digits_decides_as_exact_arithmetic_does(
+    stored: int, op: Op, value: float
+) -> None:
+    column = Decimal(stored).scaleb(-2)
+    aligned = align(decimals(9, 2), op, value)
+    expected = compare(column, op.value, value)
+    if isinstance(aligned, Verdict):
+        assert (aligned is Verdict.ALWAYS) == expected
+    else:
+        assert compare(column, aligned[0].value, aligned[1]) == expected
+        assert -aligned[1].as_tuple().exponent == 2
+        assert len(aligned[1].as_tuple().digits) <= 9
+
+
+@given(
+    st.datetimes(timezones=st.just(UTC)),
+    st.sampled_from(list(Op)),
+    st.datetimes(),
+    st.timedeltas(-timedelta(hours=23, minutes=59), timedelta(hours=23, minutes=59)),
+    st.sampled_from([1, 10**3, 10**6, 10**9]),
+)
+def test_an_instant_with_any_offset_is_a_number_in_utc(
+    column: datetime, op: Op, local: datetime, offset: timedelta, units: int
+) -> None:
+    column = column.replace(microsecond=0)
+    stored = (column - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1) * units
+    literal = local.replace(tzinfo=timezone(offset))
+
+    aligned = align(Stored("instant", units, -(2**80), 2**80), op, literal.isoformat())
+
+    assert isinstance(aligned, tuple) or aligned in (Verdict.ALWAYS, Verdict.NEVER)
+    found = aligned is Verdict.ALWAYS if isinstance(aligned, Verdict) else compare(stored, *aligned)
+    assert found == compare(column, op.value, literal)
+
+
+def test_an_instant_beyond_what_a_column_can_hold_is_decided_at_once() -> None:
+    nanoseconds = Stored("instant", 10**9)
+    assert align(nanoseconds, Op.LT, "9999-12-31") is Verdict.ALWAYS
+    assert align(nanoseconds, Op.EQ, "0001-01-01") is Verdict.NEVER
+    assert align(MICROSECONDS, Op.EQ, "1970-01-01T00:00:01+00:00") == (Op.EQ, 1_000_000)
+
+
+def test_columns_of_types_that_arrow_compares_in_none_of_its_own_are_compared() -> None:
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    table = pa.table(
+        {
+            "us": pa.array([at], pa.timestamp("us", "UTC")),
+            "s": pa.array([at], pa.timestamp("s")),
+            "d": pa.array([Decimal(5)], pa.decimal128(38, 0)),
+            "e": pa.array([Decimal(5)], pa.decimal128(20, 10)),
+            "n": pa.array([5]),
+            "u": pa.array([2**64 - 1], pa.uint64()),
+            "x": pa.array([b"ab"], pa.binary(2)),
+            "y": pa.array([b"ab"]),
+        }
+    )
+    for text in ("us = s", "d = e", "n < u", "u = 18446744073709551615", "x = y", "x = '\\x6162'"):
+        assert table.filter(where_expression(parse_where(text).tree, table.schema)).num_rows == 1, text
+
+
+@pytest.mark.parametrize("source", [{"a": "x\0"}, {"a\0": 1}, {"a": ["\ud800"]}, "a = '\ud800'", "a = '\0'"])
+def test_a_text_that_no_engine_has_is_refused_at_deploy(source: Any) -> None:
+    with pytest.raises(Invalid, match=r"NUL character|surrogate"):
+        parse_where(source)
+
+
+def test_what_a_statement_is_to_blame_for_is_not_tried_again() -> None:
+    for error in (psycopg.errors.NumericValueOutOfRange("x"), psycopg.errors.StatementTooComplex("x")):
+        with pytest.raises(Invalid), reading_errors():
+            raise error
+    with pytest.raises(Unavailable), reading_errors():
+        raise psycopg.errors.AdminShutdown("x")
 
 
 GOOD = [
@@ -345,6 +435,25 @@ BAD = [
     ("select 'open", "unexpected at"),
     ("select " + "(" * 3000 + "1" + ")" * 3000, "nested too deeply"),
     ("select '" + "x" * 70_000 + "'", "is longer than"),
+    ("select a" + "::string" * 3000 + " from t", "nested too deeply"),
+    ("select a" + "[0]" * 3000 + " from t", "nested too deeply"),
+    ("select from_json(a, 'x " + "array<" * 3000 + "int" + ">" * 3000 + "') from t", "nested too deeply"),
+    ("select from_json(a, b) from t", "expected the schema of from_json.. as one string"),
+    ("select from_json(a, 'a INT' || '') from t", "takes no options here, but found"),
+    ('select from_json(a, \'{"type":"struct","fields":[]}\') from t', "schema for from_json"),
+    ("select from_json(a, 'a INT DEFAULT 1') from t", "expected the end of the schema"),
+    ("select from_json(a, 'a VARIANT') from t", "expected a type"),
+    ("select from_json(a, 'a ' 'TIMESTAMP') from t", "must not read a TIMESTAMP by from_json"),
+    ("select from_json(a, 'a INT', map('mode', 'x')) from t", "takes no options here"),
+    ("select to_json(a, map('compression', 'x')) from t", "takes no options here"),
+    ("select timestamp '12:00:00'", "of a time without a day"),
+    ("select timestamp_ltz ' T12'", "of a time without a day"),
+    ("select date '2020'", "expected a literal of that kind"),
+    ("select cast('12:00' as timestamp)", "of a time without a day"),
+    ("select '1:00'::timestamp", "of a time without a day"),
+    ("select * from values ('12:00') x(a)", "of a time without a day"),
+    ("select cast(a as array<timestamp>) from t", "must not cast to a type with timestamps in it"),
+    ("select unix_timestamp()", "it is then the current time"),
 ]
 
 
@@ -353,6 +462,88 @@ def test_sql_that_is_anything_else_is_refused_and_says_why(query: object, why: s
     with pytest.raises(Invalid, match=why) as refused:
         check_select(query, ["t", "scope_blocks"])
     assert refused.value.reason == "InvalidSql"
+
+
+def test_the_schema_of_from_json_is_written_anew() -> None:
+    asked = (
+        "select from_json(a, 'x int, `y.z` : array<struct<k map<string, decimal(9,2)>>>'), to_json(b) from t"
+    )
+
+    assert check_select(asked, ["t"]) == (
+        "SELECT `from_json` ( `a` , 'STRUCT < `x` INT , `y.z` ARRAY < STRUCT < `k` "
+        "MAP < STRING , DECIMAL ( 9 , 2 ) > > > >' ) , `to_json` ( `b` ) FROM `t`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "made"),
+    [
+        ("select concat('a', 'b'), lower(c), 'x' from t", ["`concat` ( 'a' , 'b' )"]),
+        ("select a = 'x' || 'y', b || 'y' from t", ["( 'x' || 'y' )"]),
+        ("select transform(array('a'), x -> x || 'b'), count(*) || '' from t", []),
+        ("select 1::string, cast(X'00' as varchar(3)), trim(both 'x' from 'xax')", 3),
+        ("select lower((select max(a) from t))", []),
+    ],
+)
+def test_text_that_is_made_of_constants_is_known(query: str, made: Any) -> None:
+    found = computed(read_select(query, ["t"]))
+
+    assert (len(found) == made) if isinstance(made, int) else ([render(each) for each in found] == made)
+
+
+ANALYZED = [
+    "a: timestamp",
+    "Project [whatever]",
+    "+- View (`t`, [text#1, day#2, number#3])",
+    "   +- Relation [text#1,day#2,number#3] parquet",
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text#1",
+        "concat(12, :00)",
+        "12:00:00",
+        "T12",
+        "max(text#1)",
+        "coalesce(day#2, text#1)",
+        "CASE WHEN (number#3 > 1) THEN text#1 ELSE day#2 END",
+        "cast(number#3 as string)",
+        "named#5",
+        "unheard#9",
+        "split(text#1, ,, -1)[0]",
+    ],
+)
+def test_a_plan_that_may_make_a_timestamp_of_text_is_refused(value: str) -> None:
+    optimized = [
+        f"Project [hour(cast({value} as timestamp), Some(UTC)) AS a#7]",
+        "+- Project [text#1 AS named#5]",
+    ]
+    with pytest.raises(Invalid, match=r"to_timestamp\(text, format\)"):
+        judge_instants(optimized, ANALYZED, lambda _: {"text": "string", "day": "date", "number": "double"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "day#2",
+        "number#3",
+        "long#4L",
+        "2020-01-01 00:00:00",
+        "(number#3 / 1000)",
+        "avg(number#3)",
+        "max(day#2)",
+        "named#5",
+        "CASE WHEN (text#1 = x) THEN day#2 ELSE 2020-01-01 END",
+        "cast(text#1 as date)",
+        "gettimestamp(text#1, yyyy-MM-dd, TimestampType, Some(UTC), true)",
+    ],
+)
+def test_a_plan_that_makes_a_timestamp_of_something_else_is_not(value: str) -> None:
+    optimized = [f"Filter (cast({value} as timestamp) > 2020-01-01)", "+- Project [max(day#2) AS named#5]"]
+
+    judge_instants(optimized, ANALYZED, lambda _: {"text": "string", "day": "date", "number": "double"})
 
 
 def test_no_allowed_function_runs_code_or_reads_files_or_differs_from_run_to_run() -> None:

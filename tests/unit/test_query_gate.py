@@ -10,7 +10,7 @@ import duckdb
 import orjson
 import pytest
 
-from tracelake.contracts.query_api import from_wire
+from tracelake.contracts.query_api import from_wire, to_wire
 from tracelake.domain.errors import Forbidden, Invalid, TracelakeError
 from tracelake.query.engine.gate import SERIALIZE, examine, parse
 from tracelake.query.engine.gate_functions import BARE, FUNCTIONS, TABLE_FUNCTIONS, TYPES, VOLATILE
@@ -140,6 +140,17 @@ def test_parameters_are_found_as_the_engine_finds_them(engine: duckdb.DuckDBPyCo
     assert use == parse(engine, "SELECT a FROM t WHERE a = 5").relations["t"]
     with pytest.raises(Invalid, match="upper and lower case"):
         from_wire({"low": 5, "LOW": 6})
+
+
+@pytest.mark.parametrize("levels", [40, 500, 900])
+def test_lists_within_lists_have_an_end(levels: int) -> None:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    for read in (from_wire, to_wire):
+        with pytest.raises(Invalid, match="nested more than 32 levels deep"):
+            read([value])
+    assert from_wire([[[1]]]) == [[[1]]]
 
 
 def test_what_was_found_survives_the_way_from_the_slot(engine: duckdb.DuckDBPyConnection) -> None:

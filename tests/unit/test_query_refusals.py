@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
+import duckdb
 import pytest
 
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.query.catalog import Catalog
 from tracelake.query.engine import confinement, restrict
+from tracelake.query.engine.failures import failure
 from tracelake.query.engine.limits import SlotLimits
 from tracelake.query.settings import QueryLimits, tuned
 from tracelake.query.snapshot import HotDatabase
@@ -72,3 +74,11 @@ async def test_a_database_that_is_away_is_not_described_to_whoever_asks() -> Non
     for error in (data.value, state.value):
         for detail in ("127.0.0.1", "some_role", "some_database", "port"):
             assert detail not in error.message
+
+
+def test_a_function_that_could_not_allocate_needed_too_much_memory() -> None:
+    unallocated = duckdb.InternalException("INTERNAL Error: Memory allocation failure\n\nStack Trace:\n")
+    assert failure(unallocated).reason == "QueryOutOfMemory"
+    assert failure(duckdb.InternalException("INTERNAL Error: index 5")).reason == "QueryCrashed"
+    quoted = duckdb.ConversionException("Conversion Error: 'INTERNAL Error: Memory allocation failure'")
+    assert failure(quoted).reason == "QueryFailed"

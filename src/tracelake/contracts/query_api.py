@@ -52,6 +52,8 @@ TRUNCATED_HEADER = "X-Trace-Truncated"
 
 MAX_SQL_BYTES = 256 * 1024
 MAX_PARAMS = 1000
+MAX_PARAM_LEVELS = 32
+"""How many lists a parameter may have within each other."""
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 MAX_LIMIT = 2**31 - 1
 
@@ -137,7 +139,7 @@ def to_wire(params: Sequence[Any] | Mapping[str, Any] | None) -> list[Any] | dic
     return [_wire_value(value, f"${number}") for number, value in enumerate(params, 1)]
 
 
-def _wire_value(value: Any, where: str) -> Any:
+def _wire_value(value: Any, where: str, level: int = 0) -> Any:
     match value:
         case None | bool() | int() | str():
             return value
@@ -150,7 +152,7 @@ def _wire_value(value: Any, where: str) -> Any:
         case Decimal() | UUID():
             return str(value)
         case list() | tuple():
-            return [_wire_value(each, where) for each in value]
+            return [_wire_value(each, where, _deeper(level, where)) for each in value]
         case _:
             raise Invalid("InvalidParams", f"{where}: a {type(value).__name__} can't be a query's parameter")
 
@@ -166,7 +168,13 @@ def from_wire(params: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str
     return [_bound(value, f"params[{index}]") for index, value in enumerate(params)]
 
 
-def _bound(value: Any, where: str) -> Any:
+def _deeper(level: int, where: str) -> int:
+    if level >= MAX_PARAM_LEVELS:
+        raise Invalid("InvalidParams", f"{where}: lists are nested more than {MAX_PARAM_LEVELS} levels deep")
+    return level + 1
+
+
+def _bound(value: Any, where: str, level: int = 0) -> Any:
     match value:
         case {"blob": str(text), **rest} if not rest and text.startswith("0x"):
             try:
@@ -178,6 +186,6 @@ def _bound(value: Any, where: str) -> Any:
         case dict():
             raise Invalid("InvalidParams", f'{where}: an object here must be {{"blob": "0x…"}}')
         case list():
-            return [_bound(each, where) for each in value]
+            return [_bound(each, where, _deeper(level, where)) for each in value]
         case _:
             return value

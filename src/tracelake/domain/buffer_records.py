@@ -270,12 +270,15 @@ def _fits_numeric(value: Decimal | None) -> bool:
 
 
 def _holds_nul(value: Any) -> bool:
-    match value:
-        case str():
-            return "\0" in value
-        case dict():
-            return any("\0" in key or _holds_nul(item) for key, item in value.items())
-        case list():
-            return any(_holds_nul(item) for item in value)
-        case _:
-            return False
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text if "\0" in text:
+                return True
+            case dict() as fields:
+                waiting += [*fields.keys(), *fields.values()]
+            case list() as items:
+                waiting += items
+            case _:
+                continue
+    return False

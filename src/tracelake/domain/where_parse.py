@@ -69,6 +69,7 @@ def _from_map(source: Mapping[Any, Any]) -> Predicate:
     for column, value in source.items():
         if not isinstance(column, str) or not column:
             raise _refused("columns must be named by strings")
+        _check_characters(column)
         if value is None:
             terms.append(IsNull(column))
         elif isinstance(value, list | tuple):
@@ -81,7 +82,10 @@ def _from_map(source: Mapping[Any, Any]) -> Predicate:
 
 
 def _plain_scalar(column: str, value: object) -> Scalar:
-    if isinstance(value, bool | str):
+    if isinstance(value, str):
+        _check_characters(value)
+        return value
+    if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return _number(repr(value))
@@ -91,8 +95,7 @@ def _plain_scalar(column: str, value: object) -> Scalar:
 def _from_text(text: str) -> Predicate:
     if len(text) > MAX_LENGTH:
         raise _refused(f"longer than {MAX_LENGTH} characters")
-    if "\0" in text:
-        raise _refused("contains a NUL character")
+    _check_characters(text)
     dialect = Postgres()
     try:
         tokens = dialect.tokenize(text)
@@ -108,6 +111,16 @@ def _from_text(text: str) -> Predicate:
     if len(trees) != 1 or trees[0] is None:
         raise _refused("must be exactly one predicate")
     return _predicate(trees[0], negate=False)
+
+
+def _check_characters(text: str) -> None:
+    """No engine has a text with these in it, and some can't even be asked for one."""
+    if "\0" in text:
+        raise _refused("contains a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _refused("contains half of a surrogate pair") from None
 
 
 def _check_tokens(tokens: list[Token]) -> None:

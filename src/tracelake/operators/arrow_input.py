@@ -14,7 +14,10 @@ from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull,
 from tracelake.objects.prefix import ObjectLocation
 from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
 from tracelake.operators.parquet_file import local_path
-from tracelake.operators.where_literal import Kind, Verdict, align, compared
+from tracelake.operators.where_literal import Kind, Stored, Verdict, align, compared, decimals
+
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def read_arrow(source: Input) -> pa.Table:
@@ -71,25 +74,40 @@ def kind_of(type_: pa.DataType) -> Kind:
         ("float", pa.types.is_floating),
         ("decimal", pa.types.is_decimal),
         ("text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
-        ("bytes", lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t)),
+        ("bytes", lambda t: any(is_(t) for is_ in _BYTES)),
         ("instant", pa.types.is_timestamp),
         ("date", pa.types.is_date),
     ]
     return next((kind for kind, is_kind in tests if is_kind(type_)), "other")
 
 
+def stored_as(type_: pa.DataType) -> Stored:
+    match kind := kind_of(type_):
+        case "integer" if type_ == pa.uint64():
+            return Stored(kind, low=0, high=2**64 - 1)
+        case "decimal":
+            return decimals(type_.precision, type_.scale)
+        case "instant":
+            return Stored(kind, _PER_SECOND[type_.unit])
+        case _:
+            return Stored(kind)
+
+
 def _compare(schema: pa.Schema, column: str, op: Op, value: Any) -> Any:
     if column not in schema.names:
         return _unknown()
     type_ = schema.field(column).type
-    kind = kind_of(type_)
+    stored = stored_as(type_)
+    kind = stored.kind
     field = pc.field(column)
-    aligned = align(kind, op, value)
+    if pa.types.is_fixed_size_binary(type_):
+        field = field.cast(pa.binary())
+    aligned = align(stored, op, value)
     if isinstance(aligned, Verdict):
         return _constant(field, aligned)
     op, literal = aligned
-    if kind == "instant":
-        literal = pa.scalar(literal if type_.tz else literal.replace(tzinfo=None), type=type_)
+    if kind in ("instant", "decimal") or type_ == pa.uint64():
+        literal = pa.scalar(literal, type=type_)
     expression = compared(field, op, pc.scalar(literal))
     if kind == "float" and op in (Op.GT, Op.GE):
         return expression | pc.is_nan(field)
@@ -99,10 +117,31 @@ def _compare(schema: pa.Schema, column: str, op: Op, value: Any) -> Any:
 def _compare_columns(schema: pa.Schema, column: str, op: Op, other: str) -> Any:
     if column not in schema.names or other not in schema.names:
         return _unknown()
-    kinds = {kind_of(schema.field(name).type) for name in (column, other)}
+    types = [schema.field(name).type for name in (column, other)]
+    kinds = {kind_of(type_) for type_ in types}
     if kinds & {"other", "float"} or (len(kinds) > 1 and kinds != {"integer", "decimal"}):
         raise Invalid("InvalidWhere", f"columns {column} and {other} can't be compared here")
-    return compared(pc.field(column), op, pc.field(other))
+    common = _common_type(types)
+    fields = [pc.field(name) if common is None else pc.field(name).cast(common) for name in (column, other)]
+    return compared(fields[0], op, fields[1])
+
+
+def _common_type(types: list[pa.DataType]) -> pa.DataType | None:
+    """The type to compare two columns in, where Arrow finds none that holds both; None: it does."""
+    if types[0] == types[1]:
+        return None
+    if any(map(pa.types.is_fixed_size_binary, types)):
+        return pa.binary()
+    if all(map(pa.types.is_timestamp, types)) and all(type_.unit != "ns" for type_ in types):
+        return pa.timestamp("us", "UTC")
+    if any(map(pa.types.is_decimal, types)) or pa.uint64() in types:
+        sizes = [(t.precision, t.scale) if pa.types.is_decimal(t) else (20, 0) for t in types]
+        scale = max(scale for _, scale in sizes)
+        precision = scale + max(precision - scale for precision, scale in sizes)
+        return (
+            pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(min(precision, 76), scale)
+        )
+    return None
 
 
 def _constant(field: Any, verdict: Verdict) -> Any:

@@ -32,6 +32,9 @@ from tracelake.operators.postgres_types import arrow_type, is_text
 from tracelake.operators.postgres_where import condition
 from tracelake.secret import Secret
 
+#: What is wrong with a value, and what is too much of a statement: trying again changes nothing.
+_OWN_FAULT = ("22", "54")
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresScan:
@@ -241,6 +244,10 @@ def reading_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        if (error.sqlstate or "").startswith(_OWN_FAULT):
+            raise Invalid(
+                "InputUnreadable", f"the data database can't compute what is asked of it: {error}"
+            ) from error
         raise Unavailable("DataUnavailable", f"the data database failed: {error}") from error
     except pa.ArrowInvalid as error:
         raise Invalid("InputUnreadable", f"a stored value can't be read: {error}") from error

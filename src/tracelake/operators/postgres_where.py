@@ -8,16 +8,19 @@ in, or a comparison that SQL would see otherwise, is simply left to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, assert_never
 
 import pyarrow as pa
 from psycopg import sql
 
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate, Scalar
-from tracelake.operators.arrow_input import kind_of
+from tracelake.operators.arrow_input import kind_of, stored_as
 from tracelake.operators.where_literal import Kind, Verdict, align
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AGES = 146_097 * 86_400 * 10**6
+"""The microseconds of 400 years, after which the calendar repeats itself."""
 _ORDERED = (Op.LT, Op.LE, Op.GT, Op.GE)
 _TYPES: Mapping[Kind, str] = {
     "bool": "boolean",
@@ -61,7 +64,10 @@ def _compare(columns: Mapping[str, pa.DataType], column: str, op: Op, value: Sca
     kind = kind_of(type_)
     if kind == "other" or type_ == pa.float32():
         return None
-    aligned = align(kind, op, value)
+    if isinstance(value, str) and "\0" in value:
+        # No text of the database has it, and no statement.
+        return None
+    aligned = align(stored_as(type_), op, value)
     match aligned:
         case Verdict.ALWAYS:
             return sql.SQL("{} IS NOT NULL").format(sql.Identifier(column))
@@ -90,11 +96,10 @@ def _literal(type_: pa.DataType, value: Any) -> sql.Composable:
 
     Always text with a cast: a bare number has a type and signs of its own, and ``-9223372036854775808::bigint`` is
     the negative of a number that no bigint is."""
-    if isinstance(value, datetime):
+    if kind_of(type_) == "instant":
         zone = "timestamptz" if type_.tz else "timestamp"
-        # With its own zone: in UTC it may be in a year that Python has not.
-        at = value if type_.tz else value.replace(tzinfo=None)
-        return sql.SQL("{}::{}").format(sql.Literal(at.isoformat()), sql.SQL(zone))
+        # A type without a zone leaves out the one that is written.
+        return sql.SQL("{}::{}").format(sql.Literal(_instant(value)), sql.SQL(zone))
     match value:
         case bytes():
             text = "\\x" + value.hex()
@@ -105,6 +110,15 @@ def _literal(type_: pa.DataType, value: Any) -> sql.Composable:
         case _:
             text = str(value)
     return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(_TYPES[kind_of(type_)]))
+
+
+def _instant(microseconds: int) -> str:
+    """In UTC, where it may be in a year that Python has not: the calendar 400 years before or after is the same."""
+    years = 0 if abs(microseconds) < _AGES // 2 else 400 if microseconds > 0 else -400
+    at = _EPOCH + timedelta(microseconds=microseconds - years // 400 * _AGES)
+    year = at.year + years
+    of_year = at.isoformat(sep=" ", timespec="microseconds").partition("-")[2]
+    return f"{year:04}-{of_year}" if year > 0 else f"{1 - year:04}-{of_year} BC"
 
 
 def _all(terms: Sequence[sql.Composable | None]) -> sql.Composable | None:

@@ -32,7 +32,7 @@ def record_batches(records: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[s
 def _plain(record: Mapping[str, Any], number: int) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = msgspec.to_builtins(_hex(dict(record)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid("InvalidRecord", f"record {number} can't be sent as JSON: {error}") from None
     return plain
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, assert_never
 
 from pyspark.sql import functions
@@ -12,7 +11,7 @@ from tracelake.domain.errors import Conflict, Invalid
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate
 from tracelake.operators.inputs import BLOCK_COLUMN, Input, check_cut
 from tracelake.operators.spark_names import quoted
-from tracelake.operators.where_literal import Kind, Verdict, align, compared
+from tracelake.operators.where_literal import MICROSECONDS, Kind, Stored, Verdict, align, compared, decimals
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,7 +27,6 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("timestamp", "timestamp_ntz"), "instant"),
     "date": "date",
 }
-_MAX_DECIMAL = Decimal(10) ** 38
 
 
 def read_dataframe(source: Input, spark: SparkSession) -> DataFrame:
@@ -82,14 +80,9 @@ def where_column(tree: Predicate, schema: StructType) -> Column:
 def _compare(schema: StructType, column: str, op: Op, value: Any) -> Column:
     if column not in schema.names:
         return _unknown()
-    kind = _kind(schema, column)
     field = functions.col(quoted(column))
-    aligned = align(kind, op, value)
-    if isinstance(aligned, tuple) and isinstance(aligned[1], Decimal) and abs(aligned[1]) >= _MAX_DECIMAL:
-        above = aligned[1] > 0
-        true = op is Op.NE or op in ((Op.LT, Op.LE) if above else (Op.GT, Op.GE))
-        aligned = Verdict.ALWAYS if true else Verdict.NEVER
-    match aligned:
+    stored = _stored(schema, column)
+    match align(stored, op, value):
         case Verdict.ALWAYS:
             return field.isNotNull()
         case Verdict.NEVER:
@@ -97,7 +90,26 @@ def _compare(schema: StructType, column: str, op: Op, value: Any) -> Column:
         case Verdict.UNKNOWN:
             return _unknown()
         case (op, literal):
-            return compared(field, op, functions.lit(literal))
+            return compared(field, op, _literal(schema, column, literal))
+
+
+def _literal(schema: StructType, column: str, value: Any) -> Column:
+    kind = schema[column].dataType
+    if _kind(schema, column) == "instant":
+        # Of its number: in UTC it may be in a year that Python has not.
+        instant = functions.timestamp_micros(functions.lit(value))
+        return instant if kind.typeName() == "timestamp" else instant.cast("timestamp_ntz")
+    literal = functions.lit(value)
+    return literal.cast(kind) if _kind(schema, column) == "decimal" else literal
+
+
+def _stored(schema: StructType, column: str) -> Stored:
+    from pyspark.sql.types import DecimalType
+
+    kind = schema[column].dataType
+    if isinstance(kind, DecimalType):
+        return decimals(kind.precision, kind.scale)
+    return MICROSECONDS if _kind(schema, column) == "instant" else Stored(_kind(schema, column))
 
 
 def _compare_columns(schema: StructType, column: str, op: Op, other: str) -> Column:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import msgspec
@@ -91,7 +92,9 @@ def _clock(text: str, digits: int) -> str:
 
 
 def _decimals(array: pa.Array, _: ColumnType) -> Values:
-    return _listed(pc.cast(array, pa.string()))
+    """With all digits of the scale: Arrow writes small numbers with an exponent, as it does zero."""
+    texts = _listed(pc.cast(array, pa.string()))
+    return [text if text is None or "E" not in text else f"{Decimal(text):f}" for text in texts]
 
 
 def _bytes(array: pa.Array, _: ColumnType) -> Values:

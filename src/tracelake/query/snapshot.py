@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 _SQL = sqlfiles.load("tracelake.query", "sql/snapshot.sql")
 _CANCEL_SECONDS = 5.0
-#: What is wrong with a value, and what is too much of a statement: trying again changes nothing.
-_OWN_FAULT = ("22", "54")
 _AGAIN_SECONDS = 0.1
 
 log = structlog.get_logger(__name__)
@@ -48,12 +46,14 @@ class Snapshot:
         except Unavailable as error:
             if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                 raise Invalid("QueryTimeout", "the time was over before all hot rows were read") from error
-            if (state := _sqlstate(error.__cause__)).startswith(_OWN_FAULT):
+            raise _unavailable(error) from error
+        except Invalid as error:
+            if state := _sqlstate(error.__cause__):
                 log.warning("the data database refused what a query asks of it", sqlstate=state)
                 raise Invalid(
                     "QueryFailed", "a condition of the query is more than the data database can compare"
                 ) from error
-            raise _unavailable(error) from error
+            raise
         except asyncio.CancelledError:
             await self._cancel(running)
             raise

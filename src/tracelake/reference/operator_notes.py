@@ -83,7 +83,8 @@ NOTES: Mapping[str, OperatorNotes] = {
     ),
     "sql_transform": OperatorNotes(
         "One Spark SQL `SELECT` over its inputs, cut to the task's blocks. Only what computes values is allowed in "
-        "it, and nothing that changes from run to run.",
+        "it, and nothing that changes from run to run: text becomes a timestamp by `to_timestamp(text, format)`, "
+        "and `from_json(text, 'a INT, b STRING')` takes its schema as one string.",
         "its inputs under their published names, or `input_0` and so on; `scope_blocks(block_number)` has one row "
         "for each block of the task",
         ("ecs_spark",),

@@ -77,6 +77,9 @@ def problem_of(error: Exception) -> Problem:
         case BadRecords():
             found = [FieldProblem(_record_field(each), each.message) for each in error.problems]
             return problem(error.status, error.reason, error.message, found)
+        case RecursionError():
+            # Only what was sent decides how deep a request goes.
+            return problem(422, "TooDeep", "what was sent is nested too deeply")
         case TracelakeError() if error.status < 500 or error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return problem(error.status, error.reason, error.message)
         case HTTPException() if error.status_code < 500:

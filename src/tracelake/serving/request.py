@@ -159,18 +159,19 @@ def field_problem(error: msgspec.ValidationError) -> FieldProblem:
 
 
 def _refuse_nul(value: Any, field: str) -> None:
-    match value:
-        case str() if "\0" in value:
-            raise InvalidRequest([FieldProblem(field, "contains a NUL character")])
-        case list():
-            for index, item in enumerate(value):
-                _refuse_nul(item, f"{field}[{index}]")
-        case dict():
-            for name, item in value.items():
-                _refuse_nul(name, field)
-                _refuse_nul(item, f"{field}.{name}" if field else name)
-        case _:
-            return
+    waiting: list[tuple[Any, str]] = [(value, field)]
+    while waiting:
+        value, field = waiting.pop()
+        match value:
+            case str() if "\0" in value:
+                raise InvalidRequest([FieldProblem(field, "contains a NUL character")])
+            case list():
+                waiting += [(item, f"{field}[{index}]") for index, item in enumerate(value)]
+            case dict():
+                waiting += [(name, field) for name in value]
+                waiting += [(item, f"{field}.{name}" if field else name) for name, item in value.items()]
+            case _:
+                continue
 
 
 def _checked(body: bytes, limit: int) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tracelake.domain.errors import Invalid
-from tracelake.domain.spark_select.functions import ALLOWED
-from tracelake.domain.spark_select.pieces import Name, Piece, Text, joined
+from tracelake.domain.spark_select.functions import ALLOWED, MAKES_TEXT
+from tracelake.domain.spark_select.pieces import Computed, Name, Piece, Text, joined, render
 from tracelake.domain.spark_select.words import Reader, Token, refused
 
 MAX_DEPTH = 64
@@ -57,7 +57,12 @@ _TYPES = frozenset(_TYPES_WORDS.split())
 _DIGITS = re.compile(r"[0-9]+")
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})*")
 _MOMENT = re.compile(r"\s*[+-]?[0-9][0-9A-Za-z .:+/_-]*")
-_CLOCK = re.compile(r"\s*(?:now|today|tomorrow|yesterday)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
+# With its day: of a time alone, Spark makes one of the current day.
+_INSTANT = re.compile(r"\s*[+-]?[0-9]{4,6}-[0-9]{2}-[0-9]{2}(?:[ T][0-9A-Za-z .:+/_-]*)?\s*")
+_INSTANTS = ("TIMESTAMP", "TIMESTAMP_LTZ")
+_STRINGS = ("STRING", "CHAR", "CHARACTER", "VARCHAR")
+_CLOCK = re.compile(r"[\s\0-\x20]*(?:now|today|tomorrow|yesterday)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
+_TIME_ALONE = re.compile(r"[\s\0-\x20]*(?:T[0-9]|[0-9]{1,2}:[0-9]).*", re.DOTALL)
 _BOOLEAN = {"OR": 0, "AND": 1}
 _SHIFTS = (">>", ">>>")
 _VALUES = {
@@ -75,6 +80,10 @@ class Expressions(Reader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
+        self._columns = 0
+        """How many columns, stars and variables have been read: what adds none of them is a constant."""
+        self._is_row = False
+        """Whether what is read is a row of VALUES."""
 
     def query(self) -> Piece:
         raise NotImplementedError
@@ -129,6 +138,7 @@ class Expressions(Reader):
     def _operations(self, operand: Callable[[], Piece], levels: Mapping[str, int], lowest: int = 0) -> Piece:
         """Operations from left to right, those that bind more first. Those of one level are written in one row, as
         Spark reads them anyway: a thousand conditions are no nesting."""
+        columns = self._columns
         parts = [operand()]
         level = -1
         while (operator := self._operator(levels, lowest)) is not None:
@@ -136,7 +146,13 @@ class Expressions(Reader):
                 parts = [("(", *parts, ")")]
             level = levels[operator]
             parts += [operator, self._operations(operand, levels, level + 1)]
-        return ("(", *parts, ")") if len(parts) > 1 else parts[0]
+        if len(parts) == 1:
+            return parts[0]
+        return self._maybe_computed(("(", *parts, ")"), columns, "||" in parts)
+
+    def _maybe_computed(self, piece: Piece, columns: int, is_text: bool) -> Piece:
+        """``columns`` is how many had been read before the piece was."""
+        return Computed(piece) if is_text and self._columns == columns else piece
 
     def _operator(self, levels: Mapping[str, int], lowest: int) -> str | None:
         token = self.token
@@ -222,11 +238,13 @@ class Expressions(Reader):
                 self.next()
                 with self.deeper():
                     return ("(", sign, self._unary(), ")")
-        return self._after(*self._primary())
+        columns = self._columns
+        return self._after(*self._primary(), columns=columns)
 
-    def _after(self, value: Piece, plain: bool = False) -> Piece:
-        """Fields, elements and casts of a value. ``plain`` is a name, whose fields are part of it."""
-        while True:
+    def _after(self, value: Piece, plain: bool = False, columns: int = -1) -> Piece:
+        """Fields, elements and casts of a value. ``plain`` is a name, whose fields are part of it; ``columns`` is
+        how many had been read before the value was."""
+        for _ in range(MAX_DEPTH):
             if self.take_sign("."):
                 if self.sees_sign("(", 1):
                     if self.token.value.lower() not in ALLOWED:
@@ -238,11 +256,18 @@ class Expressions(Reader):
                 value, plain = (value, "[", self.expression(), "]"), False
                 self.need_sign("]")
             elif self.take_sign("::"):
-                value, plain = ("CAST", "(", value, "AS", self._type(), ")"), False
+                value, plain = self._cast_of("CAST", value, self._cast_type(), columns), False
             else:
                 return value
+        raise refused("is nested too deeply")
 
     def _primary(self) -> tuple[Piece, bool]:
+        columns, name = self._columns, self.token.value.lower()
+        makes_text = self.token.kind in ("word", "name") and name in MAKES_TEXT and self.sees_sign("(", 1)
+        value, plain = self._bare_primary()
+        return self._maybe_computed(value, columns, makes_text), plain
+
+    def _bare_primary(self) -> tuple[Piece, bool]:
         token = self.token
         match token.kind:
             case "number":
@@ -269,9 +294,13 @@ class Expressions(Reader):
                 f"must not contain the string {value.strip()!r}, which Spark takes for the current time wherever "
                 "a date or a timestamp is expected"
             )
+        if self._is_row and _TIME_ALONE.fullmatch(value):
+            # Spark computes rows while it reads the query: its plan doesn't show what they were made of.
+            raise _needs_a_day(value)
         return Text(value)
 
     def _column(self) -> Name:
+        self._columns += 1
         name = self.name("an expression", _KEYWORDS)
         if name.value.lower() in _NO_COLUMN and not self.sees_sign("."):
             raise _not_to_be_called(name.value.lower())
@@ -295,7 +324,9 @@ class Expressions(Reader):
             "X",
         ):
             self.next()
-            return (word, self._fixed(_HEX if word == "X" else _MOMENT)), False
+            if self.token.kind == "string" and word != "X" and _TIME_ALONE.fullmatch(self.token.value):
+                raise _needs_a_day(self.token.value)
+            return (word, self._fixed(_HEX if word == "X" else _INSTANT)), False
         if self.sees_sign("(", 1):
             return self._call_of_word(word), False
         return self._column(), True
@@ -347,13 +378,29 @@ class Expressions(Reader):
         return (*parts, "END")
 
     def _cast(self) -> Piece:
+        columns = self._columns
         word = self.next().value.upper()
         self.need_sign("(")
         value = self.expression()
         self.need("AS")
-        kind = self._type()
+        kind = self._cast_type()
         self.need_sign(")")
-        return (word, "(", value, "AS", kind, ")")
+        return self._cast_of(word, value, kind, columns)
+
+    def _cast_of(self, word: str, value: Piece, kind: Piece, columns: int) -> Piece:
+        if kind in _INSTANTS and isinstance(value, Text) and _TIME_ALONE.fullmatch(value.value):
+            raise _needs_a_day(value.value)
+        is_text = (kind[0] if isinstance(kind, tuple) else kind) in _STRINGS
+        return self._maybe_computed((word, "(", value, "AS", kind, ")"), columns, is_text)
+
+    def _cast_type(self) -> Piece:
+        kind = self._type()
+        if isinstance(kind, tuple) and _has_instants(kind):
+            raise refused(
+                "must not cast to a type with timestamps in it: of a time without a day, Spark makes one of the "
+                "current day; make each of them with to_timestamp(text, format)"
+            )
+        return kind
 
     def _extract(self) -> Piece:
         self.next()
@@ -426,6 +473,7 @@ class Expressions(Reader):
             ahead += 2
         if not self.sees_sign("*", ahead):
             return None
+        self._columns += 1
         parts: list[Piece] = []
         while not self.sees_sign("*"):
             parts += [self.name(), "."]
@@ -446,6 +494,10 @@ class Expressions(Reader):
         name = token.value.lower()
         if name not in ALLOWED:
             raise _not_to_be_called(name)
+        if name in ("from_json", "to_json"):
+            return self._json_call(name)
+        if name == "unix_timestamp" and first is None and self.sees_sign(")"):
+            raise refused("must not call unix_timestamp() without an argument: it is then the current time")
         distinct = ("DISTINCT",) if first is None and self.take("DISTINCT") else ()
         unit = self.token
         has_unit = name in _UNIT_FIRST and unit.value.upper() in _FIELDS and self.sees_sign(",", 1)
@@ -459,14 +511,45 @@ class Expressions(Reader):
             return (name.upper(), "(", unit.value, ",", joined(found[1:]), ")")
         return (f"`{name}`", "(", *distinct, joined(found), ")", *self._after_call(nulls))
 
+    def _json_call(self, name: str) -> Piece:
+        """``to_json(value)`` and ``from_json(text, 'schema')``. Options would name classes and formats."""
+        value = self.expression()
+        schema: tuple[Piece, ...] = ()
+        if name == "from_json":
+            self.need_sign(",")
+            if self.token.kind != "string":
+                raise self.unexpected("expected the schema of from_json() as one string")
+            schema = (",", Text(_written_anew(self._strings().value), fixed=True))
+        if not self.sees_sign(")"):
+            raise self.unexpected(f"expected ')', since {name}() takes no options here")
+        self.next()
+        return (f"`{name}`", "(", value, *schema, ")")
+
+    def schema(self) -> Piece:
+        """The schema of from_json(), as Spark's DDL has it: ``a INT, b ARRAY<STRING>`` or one nested type."""
+        if any(self.sees(word) and self.sees_sign("<", 1) for word in ("ARRAY", "MAP", "STRUCT")):
+            found = self._type()
+        else:
+            found = ("STRUCT", "<", joined(self.several(self._field)), ">")
+        if self.token.kind != "end":
+            raise self.unexpected("expected the end of the schema")
+        if _has_instants(found):
+            raise refused(
+                "must not read a TIMESTAMP by from_json(): of a time without a day, Spark makes one of the current "
+                "day; read it as a STRING and use to_timestamp(text, format)"
+            )
+        return found
+
     def _argument(self) -> Piece:
         star = self._star()
         if star is not None:
             return star
         if self.token.kind in ("word", "name") and self.sees_sign("->", 1):
             variables: Piece = self.name()
+            self._columns += 1
         elif self.sees_sign("(") and self._sees_variables():
             variables = self.names()
+            self._columns += 1
         else:
             return self.expression()
         self.need_sign("->")
@@ -619,6 +702,31 @@ class Expressions(Reader):
         name = self.name("a field")
         self.take_sign(":")
         return (name, self._type())
+
+
+def _written_anew(schema: str) -> str:
+    """A schema as this reader writes it. Spark would also take JSON, which names classes and has SQL in it."""
+    try:
+        return render(Expressions(schema).schema())
+    except Invalid as error:
+        why = error.message.removeprefix("sql ")
+        raise refused(f"has a schema for from_json() that is not to be used: it {why}") from None
+
+
+def _has_instants(kind: Piece) -> bool:
+    return kind in _INSTANTS or (isinstance(kind, tuple) and any(map(_has_instants, kind)))
+
+
+def is_clock(text: str) -> bool:
+    """Whether Spark makes something of this text that depends on the day."""
+    return bool(_CLOCK.fullmatch(text) or _TIME_ALONE.fullmatch(text))
+
+
+def _needs_a_day(text: str) -> Invalid:
+    return refused(
+        f"must not take {text.strip()!r} for a timestamp: of a time without a day, Spark makes one of the "
+        "current day; write YYYY-MM-DD before it"
+    )
 
 
 def _not_to_be_called(name: str) -> Invalid:

@@ -8,7 +8,7 @@ variable substitution would find in a text, even where somebody has it switched 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -27,7 +27,52 @@ class Text(Struct, frozen=True):
     fixed: bool = False
 
 
-Piece: TypeAlias = "str | Name | Text | tuple[Piece, ...]"
+class Computed(Struct, frozen=True):
+    """Text that the query makes of its own constants, without any column. It is written as what it is made of."""
+
+    piece: Piece
+
+
+class Limit(Struct, frozen=True):
+    """LIMIT and OFFSET of a query."""
+
+    piece: Piece
+
+
+Piece: TypeAlias = "str | Name | Text | Computed | Limit | tuple[Piece, ...]"
+
+
+def computed(piece: Piece) -> list[Piece]:
+    """The texts that a query makes of constants."""
+    found: list[Piece] = []
+    waiting = [piece]
+    while waiting:
+        match waiting.pop():
+            case Computed(inner):
+                found.append(inner)
+                waiting.append(inner)
+            case Limit(inner):
+                waiting.append(inner)
+            case tuple() as several:
+                waiting.extend(several)
+            case _:
+                pass
+    return found
+
+
+def texts(piece: Piece) -> Iterator[str]:
+    """The strings that a query has, in no order."""
+    waiting = [piece]
+    while waiting:
+        match waiting.pop():
+            case Text(value):
+                yield value
+            case Computed(inner) | Limit(inner):
+                waiting.append(inner)
+            case tuple() as several:
+                waiting.extend(several)
+            case _:
+                pass
 
 
 def render(piece: Piece) -> str:
@@ -37,7 +82,12 @@ def render(piece: Piece) -> str:
 
 def render_on_one_line(piece: Piece) -> str:
     """The same query, where strings have no control characters: what Spark shows of it has the lines Spark made."""
-    return _render(piece, _quoted, lambda text: _string(Text("".join(map(_visible, text.value)), text.fixed)))
+    return _render(piece, _quoted, _string_on_one_line)
+
+
+def render_without_limits(piece: Piece) -> str:
+    """The same on one line, and without LIMIT and OFFSET: Spark can't plan those unless it computes constants."""
+    return _render(piece, _quoted, _string_on_one_line, limits=False)
 
 
 def render_skeleton(piece: Piece) -> str:
@@ -58,7 +108,9 @@ def joined(pieces: Iterable[Piece], separator: str = ",") -> tuple[Piece, ...]:
     return tuple(out)
 
 
-def _render(piece: Piece, name: Callable[[Name], str], text: Callable[[Text], str]) -> str:
+def _render(
+    piece: Piece, name: Callable[[Name], str], text: Callable[[Text], str], *, limits: bool = True
+) -> str:
     written: list[str] = []
     waiting = [piece]
     while waiting:
@@ -69,6 +121,10 @@ def _render(piece: Piece, name: Callable[[Name], str], text: Callable[[Text], st
                 written.append(name(each))
             case Text() as each:
                 written.append(text(each))
+            case Computed(inner):
+                waiting.append(inner)
+            case Limit(inner):
+                waiting += [inner] if limits else []
             case tuple() as several:
                 waiting.extend(reversed(several))
     return " ".join(written)
@@ -80,6 +136,10 @@ def _quoted(name: Name) -> str:
 
 def _string(text: Text) -> str:
     return "'" + "".join(map(_escaped, text.value)) + "'"
+
+
+def _string_on_one_line(text: Text) -> str:
+    return _string(Text("".join(map(_visible, text.value)), text.fixed))
 
 
 def _escaped(char: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tracelake.domain.spark_select.expressions import RESERVED, Expressions
-from tracelake.domain.spark_select.pieces import Piece, joined
+from tracelake.domain.spark_select.pieces import Limit, Piece, joined
 from tracelake.domain.spark_select.words import refused
 
 MAX_LENGTH = 64 * 1024
@@ -48,6 +48,7 @@ class _Queries(Expressions):
     def query(self) -> Piece:
         with self.deeper():
             seen = len(self._common)
+            self._columns += 1
             parts: list[Piece] = []
             if self.take("WITH"):
                 parts = ["WITH", *self._common_tables()]
@@ -57,7 +58,7 @@ class _Queries(Expressions):
                     parts.append(self.order_by())
                 elif self.take(word, "BY"):
                     parts += [word, "BY", self.expressions()]
-            parts += self._limits()
+            parts.append(Limit(tuple(self._limits())))
             del self._common[seen:]
             return tuple(parts)
 
@@ -109,7 +110,7 @@ class _Queries(Expressions):
         if self.sees_sign("("):
             return self.in_parentheses(self.query)
         if self.take("VALUES"):
-            return ("VALUES", self.expressions())
+            return ("VALUES", self._rows())
         self.need("SELECT")
         return ("SELECT", *self._select())
 
@@ -199,12 +200,18 @@ class _Queries(Expressions):
     def _table(self) -> Piece:
         if self.sees("VALUES"):
             self.next()
-            return ("VALUES", self.expressions(), *self._table_alias())
+            return ("VALUES", self._rows(), *self._table_alias())
         if self.sees_sign("("):
             with self.deeper():
                 inner = self.query if self.sees_query() else self._relation
                 return (self.in_parentheses(inner), *self._table_alias())
         return self._named_table()
+
+    def _rows(self) -> Piece:
+        inside, self._is_row = self._is_row, True
+        rows = self.expressions()
+        self._is_row = inside
+        return rows
 
     def _named_table(self) -> Piece:
         name = self.name("an input", RESERVED)

@@ -13,12 +13,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tracelake.domain.spark_select.expressions import is_clock
 from tracelake.domain.spark_select.functions import ALLOWED
-from tracelake.domain.spark_select.pieces import Piece, render, render_on_one_line, render_skeleton
+from tracelake.domain.spark_select.pieces import (
+    Piece,
+    computed,
+    joined,
+    render,
+    render_on_one_line,
+    render_skeleton,
+    render_without_limits,
+    texts,
+)
 from tracelake.domain.spark_select.queries import read_select
 from tracelake.domain.spark_select.words import refused
+from tracelake.operators.sql_transform.instant_check import judge_instants
+from tracelake.operators.sql_transform.plan_text import closes, split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +51,10 @@ SETTINGS = {
     "spark.sql.maxPlanStringLength": str(2**31 - 16),
 }
 _UNREAD_ESCAPES = "spark.sql.parser.escapedStringLiterals"
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+# They compute what is constant: the optimized plan then doesn't show any more what was cast.
+_COMPUTE = ("ConstantFolding", "ConvertToLocalRelation")
+_RULES = "org.apache.spark.sql.catalyst.optimizer."
 
 _HEADINGS = (
     "== Parsed Logical Plan ==",
@@ -55,6 +72,7 @@ _ANALYZED_NODES = """
     LocalLimit LocalRelation Offset OneRowRelation Project RepartitionByExpression Sort SubqueryAlias Union
     UnionLoop UnionLoopRef View Window WithCTE
 """
+_CONSTANT_ROWS = frozenset({"LocalRelation", "OneRowRelation"})
 _PARSED = frozenset(_PARSED_NODES.split())
 _ANALYZED = frozenset(_ANALYZED_NODES.split())
 # How Spark shows what isn't a call: parts of windows, joins, groupings and lambdas.
@@ -70,6 +88,9 @@ _GENERATORS = frozenset(
 )
 _NODE = re.compile(r"(?P<before>(?:[: ]  )*(?:[:+]- )?)'?(?P<node>\w+)(?P<rest>.*)")
 _CALL = re.compile(r"([\w$]+)\(")
+# As the reader writes them: the schema of its own making, and no options.
+_SCHEMA = re.compile(r"(?<! ), (?:array|map|struct) <")
+_TO_JSON = re.compile(r"\bto_json\(")
 _RELATION = re.compile(r" \[[^,]*\], \[\], false")
 _VIEW = re.compile(r" \(`(?P<name>(?:[^`]|``)+)`, \[")
 # What Spark makes of a name without a column, such as ``user``.
@@ -86,19 +107,55 @@ def check_select(text: object, relations: Iterable[str]) -> str:
 
 def checked_frame(spark: SparkSession, query: Piece, relations: Iterable[str]) -> DataFrame:
     """The query as a frame, once Spark's plan of it has been judged. Raises what Spark says of a wrong one."""
-    _set(spark)
-    # Whatever stands in these parentheses is a query to Spark: it can't be a command, which would run here.
-    shown = _explained(spark.sql(" ".join(("SELECT * FROM (", render_on_one_line(query), ")"))))
-    parsed, analyzed = _sections(shown)
+    _set_all(spark)
+    parsed, analyzed, optimized = _sections(_explained(spark, render_on_one_line(query)))
     if unknown := sorted(unknown_calls(parsed)):
         # Perhaps only a string that looks like a call: then it isn't there without what the query's author chose.
         # Its names mean nothing to Spark, which then shows the parsed plan and what it missed.
         lines = _text_of(spark, f"EXPLAIN EXTENDED {render_skeleton(query)}").split("\n")
         if _HEADINGS[1] not in lines or unknown_calls(lines[1 : lines.index(_HEADINGS[1])]):
-            raise refused(f"must not call {unknown[0]}()")
+            raise refused(f"must not call {unknown[0]}")
     judge_parsed(parsed)
     judge_analyzed(analyzed, relations)
+    judge_instants([*analyzed[1:], *optimized], analyzed, lambda name: _types(spark, name))
+    rows = {node for node, _, _ in _nodes(analyzed[1:])} & _CONSTANT_ROWS
+    if rows or any(map(is_clock, texts(query))):
+        # Spark may cast these within a function, and then shows the cast only in a plan that computes nothing.
+        with _without_computing(spark):
+            _, analyzed, optimized = _sections(_explained(spark, render_without_limits(query)))
+        judge_instants(optimized, analyzed, lambda name: _types(spark, name))
+    _judge_constants(spark, query)
     return spark.sql(render(query))
+
+
+def _types(spark: SparkSession, view: str) -> dict[str, str]:
+    return {field.name: field.dataType.typeName() for field in spark.table(f"`{view}`").schema}
+
+
+def _judge_constants(spark: SparkSession, query: Piece) -> None:
+    """Spark takes some words for the current time wherever text that is constant becomes a date or a timestamp. The
+    reader knows them where they are written; here they are looked for in what the query makes of constants."""
+    made = computed(query)
+    if not made:
+        return
+    for row in spark.sql(render(("SELECT", joined(made)))).collect():
+        for text in _texts(tuple(row)):
+            if is_clock(text):
+                raise refused(
+                    f"must not make the text {text.strip()!r} of constants, which Spark takes for the current time "
+                    "wherever a date or a timestamp is expected"
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list() | tuple():
+            for each in value:
+                yield from _texts(each)
+        case dict():
+            yield from _texts([*value.keys(), *value.values()])
 
 
 def judge_parsed(lines: list[str]) -> None:
@@ -141,11 +198,20 @@ def _nodes(lines: list[str]) -> Iterator[tuple[str, str, int]]:
 
 
 def unknown_calls(lines: list[str]) -> set[str]:
-    return {call for line in lines for call in _CALL.findall(line.lower())} - _CALLS
+    """Calls of what isn't on the list, or of what is there in another form than the reader's."""
+    found: set[str] = set()
+    for line in map(str.lower, lines):
+        found.update(f"{call}()" for call in _CALL.findall(line) if call not in _CALLS)
+        if line.count("from_json(") > len(_SCHEMA.findall(line)):
+            found.add("from_json() with such a schema")
+        for call in _TO_JSON.finditer(line):
+            if len(split(line[call.end() : closes(line, call.end() - 1)])) > 1:
+                found.add("to_json() with options")
+    return found
 
 
-def _sections(shown: str) -> tuple[list[str], list[str]]:
-    """The parsed and the analyzed plan, line by line."""
+def _sections(shown: str) -> tuple[list[str], list[str], list[str]]:
+    """The parsed, the analyzed and the optimized plan, line by line."""
     lines = shown.split("\n")
     places = [place for place, line in enumerate(lines) if line in _HEADINGS]
     if tuple(lines[place] for place in places) != _HEADINGS or places[0] != 0:
@@ -153,26 +219,52 @@ def _sections(shown: str) -> tuple[list[str], list[str]]:
     if re.search(r"\.\.\. \d+ more (?:fields|characters)|\*\(redacted\)", shown):
         raise refused("has a plan that Spark doesn't show as a whole")
     parsed, analyzed = lines[1 : places[1]], lines[places[1] + 1 : places[2]]
-    return [line for line in parsed if line], [analyzed[0], *(line for line in analyzed[1:] if line)]
+    return (
+        [line for line in parsed if line],
+        [analyzed[0], *(line for line in analyzed[1:] if line)],
+        [line for line in lines[places[2] + 1 : places[3]] if line],
+    )
 
 
-def _set(spark: SparkSession) -> None:
-    """All of them in one call, which Spark's client has no public name for."""
-    from pyspark.sql.connect.proto import ConfigRequest, KeyValue
-
-    pairs = [KeyValue(key=key, value=value) for key, value in SETTINGS.items()]
-    spark.client.config(ConfigRequest.Operation(set=ConfigRequest.Set(pairs=pairs)))
+def _set_all(spark: SparkSession) -> None:
+    _set(spark, SETTINGS)
     # Deprecated: Spark would write a line into its log each time that it is set.
-    wanted = [KeyValue(key=_UNREAD_ESCAPES, value="false")]
-    asked = ConfigRequest.GetWithDefault(pairs=wanted)
-    found = spark.client.config(ConfigRequest.Operation(get_with_default=asked))
-    if any(value != "false" for _, value in found.pairs):
+    if _get(spark, _UNREAD_ESCAPES, "false") != "false":
         raise refused(
             f"can't be run on a Spark with {_UNREAD_ESCAPES}, where strings would have other values"
         )
 
 
-def _explained(frame: Any) -> str:
+@contextmanager
+def _without_computing(spark: SparkSession) -> Iterator[None]:
+    """Plans show their constants as they are written."""
+    before = _get(spark, _EXCLUDED, "")
+    _set(spark, {_EXCLUDED: ",".join([*filter(None, [before]), *(_RULES + rule for rule in _COMPUTE)])})
+    try:
+        yield
+    finally:
+        _set(spark, {_EXCLUDED: before})
+
+
+def _get(spark: SparkSession, key: str, default: str) -> str:
+    from pyspark.sql.connect.proto import ConfigRequest, KeyValue
+
+    asked = ConfigRequest.GetWithDefault(pairs=[KeyValue(key=key, value=default)])
+    [(_, found)] = spark.client.config(ConfigRequest.Operation(get_with_default=asked)).pairs
+    return str(found or "")
+
+
+def _set(spark: SparkSession, settings: dict[str, str]) -> None:
+    """All of them in one call, which Spark's client has no public name for."""
+    from pyspark.sql.connect.proto import ConfigRequest, KeyValue
+
+    pairs = [KeyValue(key=key, value=value) for key, value in settings.items()]
+    spark.client.config(ConfigRequest.Operation(set=ConfigRequest.Set(pairs=pairs)))
+
+
+def _explained(spark: SparkSession, query: str) -> str:
+    # Whatever stands in these parentheses is a query to Spark: it can't be a command, which would run here.
+    frame: Any = spark.sql(" ".join(("SELECT * FROM (", query, ")")))
     return str(frame._explain_string(extended=True))
 
 

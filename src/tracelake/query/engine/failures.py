@@ -17,6 +17,8 @@ _DESCRIPTOR = re.compile(r"/proc/(?:self|\d+)/fd/\d+")
 _OWN_NAME = re.compile(r"tracelake_\d+_(?:columns|mapped|rows_\d+)")
 _SPILL = re.compile(r"(?:/[\w.-]+)+/duckdb_temp\S*")
 _OUT_OF_MEMORY = "Out of Memory Error"
+# Functions that allocate by themselves (``reservoir_quantile``) end in an internal error.
+_UNALLOCATED = re.compile(r"INTERNAL Error: .*(?:allocation failure|bad[ _]alloc)", re.IGNORECASE)
 _BROKEN = (duckdb.InternalException, duckdb.FatalException)
 
 
@@ -27,6 +29,7 @@ def failure(error: Exception) -> Failed:
     if (
         isinstance(error, duckdb.OutOfMemoryException | MemoryError | pa.ArrowMemoryError)
         or _OUT_OF_MEMORY in text
+        or (isinstance(error, _BROKEN) and _UNALLOCATED.match(text))
     ):
         return Failed(_INVALID, "QueryOutOfMemory", "the query needs more memory than one query may use")
     if isinstance(error, _BROKEN) or not isinstance(error, duckdb.Error | pa.ArrowException | OSError):

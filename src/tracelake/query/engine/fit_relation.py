@@ -141,9 +141,12 @@ def _instant(value: str, type_: pa.DataType) -> str | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        if type_.tz:
+            # In UTC: the data database knows fewer offsets than the engine does.
+            at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return (at.replace(tzinfo=UTC) if type_.tz and at.tzinfo is None else at).isoformat()
+    return at.isoformat()
 
 
 def _is_day(text: str) -> bool:

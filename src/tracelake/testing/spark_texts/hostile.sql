@@ -134,3 +134,13 @@ select transform(array(1), x -> reflect('a', 'b')) from logs
 select x(1) from (select 1 as x)
 select ſum(value) from logs
 select value from lоgs
+select from_json('{}', '{"type":"struct","fields":[{"name":"a","type":"string","nullable":true,"metadata":{"EXISTS_DEFAULT":"\'x\'"}}]}').a
+select from_json('{}', '{"type":"struct","fields":[{"name":"a","type":"string","nullable":true,"metadata":{"EXISTS_DEFAULT":"cast(from_xml(\'<a/>\',\'a INT\',map(\'rowValidationXSDPath\',\'@SECRET@\')) as string)"}}]}').a
+select from_json('{}', '{"type":"struct","fields":[{"name":"a","type":{"type":"udt","class":"org.apache.spark.ml.linalg.VectorUDT","pyClass":null,"sqlType":"string"},"nullable":true,"metadata":{}}]}')
+select from_json('{}', concat('a', ' INT'))
+select from_json('{}', 'a INT', map('mode', 'FAILFAST'))
+select to_json(struct(1 as a), map('ignoreNullFields', 'false'))
+select timestamp '12:00:00'
+select cast('12:00:00' as timestamp)
+select * from values (timestamp '2020-01-01'), ('12:00:00')
+select unix_timestamp()

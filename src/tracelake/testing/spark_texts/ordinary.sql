@@ -34,9 +34,10 @@ select ((select max(value) from logs) + 1) * 2, value - -3 - - 3, ~value, value 
 select value << 1, value >> 1, value >>> 2, 'a' || 'b', not value = 1, !true, value <=> null, 1.5BD, -9223372036854775808 from logs
 select value as `odd name`, 'it''s', "say ""hi""", 'tab\there', '\u0041 é', 'a\%b\_c\\d\'e', 'x' 'y' "z" from logs
 select * from (values (1, 'a'), (2, 'b')) as t(id, name) join logs on t.id = logs.block_number
+select cast(block_number as timestamp), date_trunc('day', cast(block_number as timestamp)) > '2020-01-01', lower('0xAB') = address from logs
 select value as timestamp, address as date, 1 as start from logs order by date
 select start, end from (select 1 as start, 2 as `end`) x
-select from_json('{"a":1}', 'a INT').a, split(address, '\n'), 'Transfer(address,address,uint256)' from logs
+select from_json('{"a":1}', 'STRUCT < `a` INT >').a, to_json(struct(value, address)), split(address, '\n'), 'Transfer(address,address,uint256)' from logs
 select value /* a comment ' */ as v -- and "another
  from logs;
 select * from logs distribute by address sort by value
