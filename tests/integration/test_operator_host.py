@@ -291,10 +291,15 @@ async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorH
     await until_printed(read, "holding program")
     os.close(read)
     assert is_held(folder / "child")
+    # The folder goes with the program; its files are still to be asked who holds them.
+    names = ("child", "program")
+    files = {name: os.open(folder / name, os.O_RDWR) for name in names}
     await program.kill()
     assert await program.wait() == -signal.SIGKILL
-    assert not is_held(folder / "child")
-    assert not is_held(folder / "program")
+    assert not folder.exists()
+    for descriptor in files.values():
+        assert not is_held(Path(f"/proc/self/fd/{descriptor}"))
+        os.close(descriptor)
 
 
 async def test_a_program_that_does_not_exist_says_so(host: OperatorHost, spec: HostSpec) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ import structlog
 from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import VERSION, Ready, SparkTarget
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.trees import remove_if_possible, remove_tree
 from tracelake.worker.host.hosted import HOST_GONE, Hosted, HostedProgram
 from tracelake.worker.host.identity import Accounts
 from tracelake.worker.host.keeper import TEMPORARY
@@ -109,7 +109,7 @@ class OperatorHost:
             raise
         try:
             _make_work_folder(host._work_folder)
-            folder = host._make_folder(f"proof-{os.getpid()}", account)
+            folder = await host._make_folder(f"proof-{os.getpid()}", account)
             host._order(spec.setup(namespaces=namespaces, account=account, folder=folder))
             async with asyncio.timeout(_START_SECONDS):
                 up = await asyncio.shield(host._greeting)
@@ -120,8 +120,7 @@ class OperatorHost:
         except BaseException:
             await host.stop()
             raise
-        accounts.give_back(_OPERATOR, account)
-        host._remove(folder)
+        host._tidy(_OPERATOR, account, folder)
         host.view, host.warnings = up.view, list(up.warnings)
         host.operators, host.sealed = up.operators, up.sealed
         _log.info("operator_host_up", view=up.view, operators=sorted(up.operators))
@@ -135,14 +134,12 @@ class OperatorHost:
         account, folder = await self._prepare(_OPERATOR, f"process-{key}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
-        def gone() -> None:
-            self._accounts.give_back(_OPERATOR, account)
-            self._remove(folder)
-
         try:
             with theirs:
                 order = Spawn(key, str(folder), account, self.spark, source)
-                hosted = await self._begin(order, theirs.fileno(), gone)
+                hosted = await self._begin(
+                    order, theirs.fileno(), lambda: self._tidy(_OPERATOR, account, folder)
+                )
         except BaseException:
             ours.close()
             raise
@@ -163,11 +160,12 @@ class OperatorHost:
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram:
-        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own, and
-        stays for the next life of the same program. ``log`` stays the caller's."""
+        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own: made
+        anew for it, and gone with it, so that what runs in one life leaves no code for the next. ``log`` stays the
+        caller's."""
         account, own = await self._prepare(_PROGRAM, folder.name)
         order = Program(next(self._keys), str(own), account, list(argv), dict(env))
-        hosted = await self._begin(order, log, lambda: self._accounts.give_back(_PROGRAM, account))
+        hosted = await self._begin(order, log, lambda: self._tidy(_PROGRAM, account, own))
         return HostedProgram(hosted)
 
     async def died(self) -> None:
@@ -210,29 +208,34 @@ class OperatorHost:
     async def _prepare(self, purpose: str, name: str) -> tuple[Account | None, Path]:
         account = await self._accounts.take(purpose)
         try:
-            return account, self._make_folder(name, account)
+            return account, await self._make_folder(name, account)
         except BaseException:
             self._accounts.give_back(purpose, account)
             raise
 
-    def _make_folder(self, name: str, account: Account | None) -> Path:
-        """For one process, closed to everybody else."""
+    async def _make_folder(self, name: str, account: Account | None) -> Path:
+        """For one process, empty and closed to everybody else. What lies there was left by somebody."""
         folder = self._work_folder / name
         try:
-            if folder.is_symlink() or (account is not None and _owner(folder) not in (None, account.uid)):
-                shutil.rmtree(folder)
-            for path in (folder, folder / TEMPORARY):
-                path.mkdir(mode=0o700, exist_ok=True)
-                if account is not None:
-                    os.chown(path, account.uid, account.gid, follow_symlinks=False)
+            await asyncio.to_thread(_make_anew, folder, account)
         except OSError as error:
             raise _no_folder(folder, error) from None
         return folder
 
-    def _remove(self, folder: Path) -> None:
-        removing = self._loop.create_task(asyncio.to_thread(shutil.rmtree, folder, True))
+    def _tidy(self, purpose: str, account: Account | None, folder: Path) -> None:
+        """When a process is gone. Its folder's name is free at once; the account is given to somebody else only
+        when none of its files is left."""
+        aside = self._work_folder / f"gone-{next(self._keys)}"
+        with suppress(OSError):
+            folder.rename(aside)
+            folder = aside
+        removing = self._loop.create_task(self._remove(purpose, account, folder))
         self._removing.add(removing)
         removing.add_done_callback(self._removing.discard)
+
+    async def _remove(self, purpose: str, account: Account | None, folder: Path) -> None:
+        if await asyncio.to_thread(remove_if_possible, folder):
+            self._accounts.give_back(purpose, account)
 
     def _order(self, order: ToHost, *descriptors: int) -> None:
         """The host always reads; if it doesn't, it's no use to anybody."""
@@ -342,11 +345,13 @@ def _make_work_folder(folder: Path) -> None:
         raise _no_folder(folder, error) from None
 
 
-def _owner(folder: Path) -> int | None:
-    try:
-        return folder.lstat().st_uid
-    except FileNotFoundError:
-        return None
+def _make_anew(folder: Path, account: Account | None) -> None:
+    with suppress(FileNotFoundError):
+        remove_tree(folder)
+    for path in (folder, folder / TEMPORARY):
+        path.mkdir(mode=0o700)
+        if account is not None:
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
 def _no_folder(folder: Path, error: OSError) -> Unavailable:

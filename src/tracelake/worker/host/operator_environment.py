@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tracelake.accounts import is_ours
 from tracelake.domain.errors import Invalid
+from tracelake.trees import folders_of
 from tracelake.worker.host.private_view import interpreter_paths
 from tracelake.worker.host.protocol import Setup
 
@@ -88,8 +89,7 @@ def _leaking(place: Path, meant_for_operators: Iterable[str]) -> Path | None:
     if not os.path.isdir(place):
         return place if _has_content(place) else None
     spared = {os.path.realpath(path) for path in meant_for_operators}
-    for folder, folders, names in os.walk(place):
-        folders[:] = [name for name in folders if os.path.realpath(os.path.join(folder, name)) not in spared]
+    for folder, names in folders_of(place, spared):
         for name in names:
             if _has_content(path := Path(folder, name)):
                 return path

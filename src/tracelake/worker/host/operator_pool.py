@@ -235,12 +235,13 @@ class OperatorPool:
                     try:
                         await self._add(source)
                         pause = _PAUSE
-                    except TracelakeError as error:
+                    except Exception as error:
                         if self._host.has_ended():
                             # What the process died of then isn't what those who wait need to hear.
                             break
-                        _log.warning("operator_not_started", error=error.message, retry_in=pause)
-                        self._disappoint(error)
+                        known = _as_known(error)
+                        _log.warning("operator_not_started", error=known.message, retry_in=pause)
+                        self._disappoint(known)
                         await asyncio.sleep(pause)
                         pause = min(_LONGEST_PAUSE, pause * 2)
             self._end(Unavailable("OperatorHostGone", "the operator host has ended"))
@@ -261,3 +262,10 @@ class OperatorPool:
     def _end(self, why: Unavailable) -> None:
         self._closed = self._closed or why
         self._disappoint(self._closed)
+
+
+def _as_known(error: Exception) -> TracelakeError:
+    """Whatever kept a process from starting keeps the pool from nothing else."""
+    if isinstance(error, TracelakeError):
+        return error
+    return Unavailable("OperatorNotStarted", f"an operator process can't be started: {error or type(error)}")

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,7 +114,6 @@ class SparkLife:
             await self.program.kill()
         await asyncio.wait({self._exit})
         self._log.close()
-        await asyncio.to_thread(shutil.rmtree, self._birth.folder / "scratch", ignore_errors=True)
 
     async def _settle(self, port: asyncio.Future[int], token: str) -> None:
         await asyncio.wait(
