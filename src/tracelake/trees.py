@@ -3,8 +3,8 @@
 An operator, a Spark task or a function may leave thousands of folders in each other, millions beside each other,
 names of 255 bytes, paths that are longer than the kernel takes, and folders that their own owner can't enter. What
 recurses fails at the first, what collects names at the second. So ``remove_tree`` never goes deeper than one folder
-below the top: it moves a folder that isn't empty up to the top, by a name of its own, and comes back to it there. It
-holds a handful of descriptors, follows no link and never goes to a parent by ``..``, which somebody could move
+below the top: it moves a folder that isn't empty up to the top, by a name of its own, and comes back to it there.
+It holds a handful of descriptors, follows no link and never goes to a parent by ``..``, which could be moved
 meanwhile.
 """
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from tracelake import keyrings
 from tracelake.domain.errors import Unavailable
 from tracelake.embedded_postgres import named_account
 from tracelake.embedded_postgres.account import Account, ServerAccount
@@ -60,6 +61,7 @@ def _run(command: list[str], staging: Path, account: Account | None, password: s
             user=account.uid if account else None,
             group=account.gid if account else None,
             extra_groups=[] if account else None,
+            preexec_fn=keyrings.prepared(account.uid if account else None),
         )
     finally:
         os.close(stdin)
