@@ -610,6 +610,9 @@ def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     tests = (
         "tests/invariants/test_operator_boundaries.py",
         "tests/invariants/test_operator_objects.py",
+        "tests/invariants/test_operator_sources.py",
+        "tests/invariants/test_hostile_trees.py",
+        "tests/invariants/test_keyrings.py",
         "tests/integration/test_operator_host.py",
     )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))

@@ -33,6 +33,7 @@ from tracelake.worker.host.protocol import (
     FromHost,
     Gone,
     Kill,
+    Place,
     Program,
     Refused,
     Spawn,
@@ -65,6 +66,8 @@ class OperatorHost:
         """What isn't as it should be, for people to read."""
         self.operators: dict[str, str | None] = {}
         """All that there are, each with the source that a process has to load for it."""
+        self.failed: dict[str, str] = {}
+        """Sources whose operators can't be run, and why."""
         self.sealed = False
         """A process can't keep what it was shown: it may be used again."""
         self.spark: SparkTarget | None = None
@@ -102,15 +105,18 @@ class OperatorHost:
     async def _start(cls, spec: HostSpec, *, namespaces: bool) -> OperatorHost:
         accounts = Accounts(spec.chosen_user)
         try:
-            account = await accounts.take(_OPERATOR)
+            taken = [await accounts.take(_OPERATOR) for _ in (None, *spec.sources)]
             host = cls(spec, launch(), accounts)
         except BaseException:
             accounts.close()
             raise
         try:
             _make_work_folder(host._work_folder)
-            folder = await host._make_folder(f"proof-{os.getpid()}", account)
-            host._order(spec.setup(namespaces=namespaces, account=account, folder=folder))
+            places = [
+                Place(str(await host._make_folder(f"proof-{os.getpid()}-{number}", account)), account)
+                for number, account in enumerate(taken)
+            ]
+            host._order(spec.setup(namespaces=namespaces, own=places[0], provers=places[1:]))
             async with asyncio.timeout(_START_SECONDS):
                 up = await asyncio.shield(host._greeting)
         except TimeoutError:
@@ -120,12 +126,15 @@ class OperatorHost:
         except BaseException:
             await host.stop()
             raise
-        host._tidy(_OPERATOR, account, folder)
+        for place in places:
+            host._tidy(_OPERATOR, place.account, Path(place.folder))
         host.view, host.warnings = up.view, list(up.warnings)
-        host.operators, host.sealed = up.operators, up.sealed
+        host.operators, host.failed, host.sealed = up.operators, up.failed, up.sealed
         _log.info("operator_host_up", view=up.view, operators=sorted(up.operators))
         for warning in up.warnings:
             _log.warning("operator_host_exposed", warning=warning)
+        for source, why in up.failed.items():
+            _log.error("operators_left_out", source=source, why=why)
         return host
 
     async def spawn(self, source: str | None = None) -> OperatorProcess:
