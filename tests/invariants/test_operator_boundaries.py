@@ -500,6 +500,24 @@ async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost, spec
     assert (await program.kill()) is None
 
 
+async def test_a_program_finds_nothing_of_its_last_life(host: OperatorHost, spec: HostSpec) -> None:
+    """Spark's tasks write in its folder, and could leave a module there for the server that is started next."""
+    listings = []
+    for _ in range(2):
+        read, write = os.pipe()
+        code = (
+            "import os; print(sorted(os.listdir('.'))); open('msgspec.py', 'w'); os.makedirs('conf/planted')"
+        )
+        program = await host.start_program(
+            [sys.executable, "-I", "-c", code], {}, log=write, folder=spec.work_folder / "program"
+        )
+        os.close(write)
+        assert await program.wait() == 0
+        listings.append(os.read(read, 4096))
+        os.close(read)
+    assert listings == [b"['tmp']\n"] * 2
+
+
 PATCH = """
 from tracelake.operators.context import Context
 if not hasattr(Context, "patched"):
