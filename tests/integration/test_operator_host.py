@@ -291,10 +291,15 @@ async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorH
     await until_printed(read, "holding program")
     os.close(read)
     assert is_held(folder / "child")
+    # The folder goes with the program; its files are still to be asked who holds them.
+    names = ("child", "program")
+    files = {name: os.open(folder / name, os.O_RDWR) for name in names}
     await program.kill()
     assert await program.wait() == -signal.SIGKILL
-    assert not is_held(folder / "child")
-    assert not is_held(folder / "program")
+    assert not folder.exists()
+    for descriptor in files.values():
+        assert not is_held(Path(f"/proc/self/fd/{descriptor}"))
+        os.close(descriptor)
 
 
 async def test_a_program_that_does_not_exist_says_so(host: OperatorHost, spec: HostSpec) -> None:
@@ -375,11 +380,22 @@ async def test_an_operator_file_that_is_not_there_is_named(spec: HostSpec, tmp_p
         await OperatorHost.start(replace(spec, operators=(str(tmp_path / "absent.py"),)))
 
 
-async def test_an_operator_file_that_ends_the_host_is_told(spec: HostSpec, tmp_path: Path) -> None:
+async def test_an_operator_file_that_ends_its_process_is_told_and_left_out(
+    spec: HostSpec, tmp_path: Path
+) -> None:
     broken = tmp_path / "ending_operators.py"
-    broken.write_text("import os, sys; print('bye', file=sys.stderr, flush=True); os._exit(1)")
-    with pytest.raises(Unavailable, match="bye"):
-        await OperatorHost.start(replace(spec, operators=(str(broken),)))
+    broken.write_text("import os; os._exit(1)")
+    async with running_host(replace(spec, operators=(str(broken), *spec.operators))) as host:
+        assert list(host.failed) == [str(broken)]
+        assert host.operators["try_code"] == spec.operators[0]
+        pool = OperatorPool(host, 1)
+        taken = await pool.take(USE)
+        assert (await attempt(taken, "print('others go on')")).output == "others go on\n"
+        with pytest.raises(
+            Unavailable, match=r"no operator 'absent', and .*ending_operators\.py was left out"
+        ):
+            await pool.take(use_of(run_message("absent").task))
+        await pool.close()
 
 
 async def test_without_namespaces_it_works_or_says_what_is_missing(spec: HostSpec) -> None:

@@ -7,7 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from tracelake.cli.main import app
 from tracelake.dev.dispatcher_files import DispatcherFiles
 from tracelake.dev.handle import DispatcherHandle
 from tracelake.dev.home import Home
@@ -69,6 +72,58 @@ def test_a_folder_of_somebody_else_that_cannot_be_closed_is_refused(
     monkeypatch.setattr(Path, "chmod", not_ours)
     with pytest.raises(Unavailable, match="choose a folder of your own"):
         Home(folder)
+
+
+@pytest.mark.parametrize("inner", [0o700, 0o755])
+def test_a_home_that_belongs_to_somebody_else_is_refused_also_by_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: int
+) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir(mode=inner)
+    owner = os.geteuid() + 1000
+    if os.geteuid() == 0:
+        os.chown(folder, owner, owner)
+    else:
+        # A user can't give a folder away, and isn't let into one like this; but they could be somebody else.
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(
+        Unavailable, match=f"belongs to uid {owner}, .* choose a folder of your own"
+    ) as refused:
+        Home(folder)
+    assert refused.value.reason == "HomeForeign"
+    assert (mode(folder), list(folder.iterdir())) == (inner, [])
+
+
+@pytest.fixture(scope="module")
+def command() -> TyperGroup:
+    made = get_command(app)
+    assert isinstance(made, TyperGroup)
+    return made
+
+
+def umask_of(command: TyperGroup, name: str, given: int) -> int:
+    """What the command works with, as far as it gets: it is asked for something that it doesn't know."""
+    assert name in command.commands
+    before = os.umask(given)
+    try:
+        with pytest.raises(Exception, match="No such option"):
+            command.main([name, "--no-such-option"], standalone_mode=False)
+    finally:
+        kept = os.umask(before)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(0o000, 0o022), (0o002, 0o022), (0o022, 0o022), (0o027, 0o027), (0o077, 0o077)]
+)
+def test_a_service_makes_nothing_that_others_write_to(command: TyperGroup, given: int, kept: int) -> None:
+    services = ("dev", "dispatcher", "worker", "sink", "query-service", "devchain")
+    assert {umask_of(command, service, given) for service in services} == {kept}
+
+
+def test_what_a_person_makes_has_the_mode_that_they_want(command: TyperGroup) -> None:
+    assert umask_of(command, "init", 0o002) == 0o002
 
 
 def test_everything_that_is_kept_in_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:

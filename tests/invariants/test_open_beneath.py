@@ -11,6 +11,8 @@ import asyncio
 import ctypes
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -316,3 +318,41 @@ def test_a_prefix_is_where_it_says(scene: Scene) -> None:
     beside = ObjectPrefix.parse(scene.store.root.uri.removesuffix("/") + "-beside/")
     with pytest.raises(Forbidden):
         scene.store.open_descriptor(ObjectLocation.parse(beside.uri + "a"))
+
+
+LEASE = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+while fcntl.fcntl(held, fcntl.F_GETLEASE) == fcntl.F_WRLCK:
+    time.sleep(0.01)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.2, 600.0], ids=["gives it back", "keeps it"])
+def test_who_has_a_lease_on_a_file_is_waited_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Operators can't have any; another program of the same user may."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    path = tmp_path / "leased"
+    path.write_bytes(OWN)
+    if seconds > 1:
+        monkeypatch.setattr(beneath, "_LEASE_SECONDS", 0.2)
+    holder = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", LEASE, str(path), str(seconds)], stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            pytest.skip("there are no leases here")
+        if seconds > 1:
+            with pytest.raises(BlockingIOError):
+                beneath.open_file(folder, "leased")
+        else:
+            os.close(beneath.open_file(folder, "leased"))
+        holder.kill()
+    os.close(folder)

@@ -249,6 +249,49 @@ async def test_no_power_is_left_and_none_can_be_gained(host: OperatorHost) -> No
     assert not AS_ROOT or groups == []
 
 
+REFUSED_CALLS = """
+import ctypes, fcntl, json, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}[platform.machine()]
+add_key, request_key, keyctl = numbers
+tries = {
+    "add_key": lambda: libc.syscall(add_key, b"user", b"note", b"x", 1, ctypes.c_int(-4)),
+    "request_key": lambda: libc.syscall(request_key, b"user", b"note", None, ctypes.c_int(-4)),
+    "keyctl": lambda: libc.syscall(keyctl, 0, ctypes.c_int(-3), 0),
+}
+done = []
+for name, attempt in tries.items():
+    if attempt() >= 0 or ctypes.get_errno() != 1:
+        done.append(name)
+file = os.open("own", os.O_RDWR | os.O_CREAT)
+folder = os.open(".", os.O_RDONLY)
+for name, held, command, value in (
+    ("lease", file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+    ("notice", folder, fcntl.F_NOTIFY, fcntl.DN_CREATE),
+):
+    try:
+        fcntl.fcntl(held, command, value)
+        done.append(name)
+    except PermissionError:
+        pass
+fcntl.flock(file, fcntl.LOCK_EX)
+print(json.dumps(done), flush=True)
+"""
+
+
+async def test_neither_keyrings_nor_leases_can_be_had(host: OperatorHost, spec: HostSpec) -> None:
+    """Keyrings belong to a uid that others are given, leases make a file's readers wait. Also for a program."""
+    assert await tried(host, REFUSED_CALLS) == []
+    read, write = os.pipe()
+    program = await host.start_program(
+        [sys.executable, "-c", REFUSED_CALLS], {}, log=write, folder=spec.work_folder / "program"
+    )
+    os.close(write)
+    assert await program.wait() == 0
+    assert json.loads(os.read(read, 4096)) == []
+    os.close(read)
+
+
 async def test_only_the_channel_and_nothing_else_is_inherited(host: OperatorHost) -> None:
     code = """
     import json, os, stat
@@ -457,6 +500,24 @@ async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost, spec
     assert (await program.kill()) is None
 
 
+async def test_a_program_finds_nothing_of_its_last_life(host: OperatorHost, spec: HostSpec) -> None:
+    """Spark's tasks write in its folder, and could leave a module there for the server that is started next."""
+    listings = []
+    for _ in range(2):
+        read, write = os.pipe()
+        code = (
+            "import os; print(sorted(os.listdir('.'))); open('msgspec.py', 'w'); os.makedirs('conf/planted')"
+        )
+        program = await host.start_program(
+            [sys.executable, "-I", "-c", code], {}, log=write, folder=spec.work_folder / "program"
+        )
+        os.close(write)
+        assert await program.wait() == 0
+        listings.append(os.read(read, 4096))
+        os.close(read)
+    assert listings == [b"['tmp']\n"] * 2
+
+
 PATCH = """
 from tracelake.operators.context import Context
 if not hasattr(Context, "patched"):
@@ -567,6 +628,9 @@ def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     tests = (
         "tests/invariants/test_operator_boundaries.py",
         "tests/invariants/test_operator_objects.py",
+        "tests/invariants/test_operator_sources.py",
+        "tests/invariants/test_hostile_trees.py",
+        "tests/invariants/test_keyrings.py",
         "tests/integration/test_operator_host.py",
     )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))

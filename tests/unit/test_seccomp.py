@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import stat
 import struct
@@ -10,7 +11,7 @@ import struct
 import pytest
 
 from tracelake.worker.sandbox import syscalls
-from tracelake.worker.sandbox.seccomp import build_filter
+from tracelake.worker.sandbox.seccomp import build_filter, build_operator_filter
 
 ARCHITECTURES = {syscalls.X86_64: 0xC000003E, syscalls.AARCH64: 0xC00000B7}
 KILL, ALLOW = 0x80000000, 0x7FFF0000
@@ -155,3 +156,43 @@ def test_the_filter_is_one_that_the_kernel_takes(column: int) -> None:
     for position, (operation, when_true, when_false, _) in enumerate(struct.iter_unpack("=HBBI", program)):
         if operation in (0x15, 0x35, 0x45):
             assert position + 1 + max(when_true, when_false) < length
+
+
+def operator(column: int, number: int | None, *arguments: int) -> int:
+    assert number is not None
+    program = build_operator_filter(column)
+    return verdict(program, number, *arguments, architecture=ARCHITECTURES[column])
+
+
+@both
+@pytest.mark.parametrize("name", syscalls.KEYRINGS)
+def test_an_operator_is_refused_keyrings(column: int, name: str) -> None:
+    assert operator(column, syscalls.REFUSED[name][column]) == EPERM
+
+
+@both
+@pytest.mark.parametrize("command", ["F_SETLEASE", "F_NOTIFY"])
+def test_neither_an_operator_nor_a_function_holds_a_file(column: int, command: str) -> None:
+    number = syscalls.FCNTL[column]
+    held = getattr(fcntl, command)
+    # The kernel looks at the lower half alone, and so does the filter.
+    for value in (held, held | 1 << 32):
+        assert operator(column, number, 3, value) == EPERM
+        assert ask(column, number, 3, value) == EPERM
+    assert operator(column, number, 3, fcntl.F_SETLK) == ALLOW
+    assert ask(column, number, 3, fcntl.F_SETLK) == ALLOW
+
+
+@both
+def test_everything_else_is_an_operators_to_use(column: int) -> None:
+    others = [numbers for name, numbers in syscalls.REFUSED.items() if name not in syscalls.KEYRINGS]
+    for number in (READ[column], syscalls.CLONE3[column], 1000, *(each[column] for each in others)):
+        if number is not None:
+            assert operator(column, number) == ALLOW
+
+
+def test_an_operators_calls_by_another_architecture_end_it() -> None:
+    i386, x32 = 0x40000003, 0x40000000
+    program = build_operator_filter(syscalls.X86_64)
+    assert verdict(program, 288, architecture=i386) == KILL
+    assert verdict(program, x32 | 250, architecture=ARCHITECTURES[syscalls.X86_64]) == KILL

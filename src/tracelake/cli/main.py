@@ -6,6 +6,7 @@ Dispatcher's modules, and must work where they aren't installed.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -39,6 +40,7 @@ from tracelake.cli.task_commands import cancel, retry, task_app, tasks
 from tracelake.cli.worker_command import worker
 
 DEBUG = "--debug"
+_SERVICES = ("dev", "dispatcher", "worker", "sink", "query-service", "devchain")
 
 app = typer.Typer(
     help="Tracelake: events in, leased tasks out, every output committed once.",
@@ -69,12 +71,21 @@ app.add_typer(bundle_app, name="bundle", rich_help_panel="Work with DAGs")
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show a traceback when something fails.")] = False,
 ) -> None:
     if version:
         typer.echo(f"tracelake {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand in _SERVICES:
+        close_to_others()
+
+
+def close_to_others() -> None:
+    """Whatever the umask was that a service is started with, others write to nothing that it makes. A stricter one
+    stays: files that must be read by others get their mode where they are made."""
+    os.umask(os.umask(0o077) | 0o022)
 
 
 def main() -> None:

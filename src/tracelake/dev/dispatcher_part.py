@@ -27,7 +27,7 @@ def dispatcher_spec(
 
     def argv() -> list[str]:
         return [
-            *(sys.executable, "-m", "tracelake", "dispatcher", "--home", str(home.folder)),
+            *(sys.executable, "-P", "-m", "tracelake", "dispatcher", "--home", str(home.folder)),
             *("--user-port", str(ports.user.number), "--internal-port", str(ports.internal.number)),
             *(option for runtime in runtimes for option in ("--runtime", runtime)),
         ]

@@ -19,7 +19,8 @@ home/
   query.json                      the same of the Query Service
   sink.pid, worker-*.pid          the processes that take work here, while they do
 
-It is for its owner alone, mode 0700, and closed if it was open before.
+It is for its owner alone, mode 0700, and closed if it was open before. One that belongs to somebody else is
+refused, also by root.
 """
 
 from __future__ import annotations
@@ -211,6 +212,12 @@ def make_home(folder: Path) -> Path:
             f"can't write in the home {home}: change its permissions, or choose another with --home",
         )
     found = home.stat()
+    if found.st_uid != os.geteuid():
+        raise Unavailable(
+            "HomeForeign",
+            f"the home {home} belongs to uid {found.st_uid}, who could read and replace what is kept in it,"
+            f" and this is uid {os.geteuid()}: run as its owner, or choose a folder of your own with --home",
+        )
     if found.st_mode & 0o077:
         _close(home, found)
     return home

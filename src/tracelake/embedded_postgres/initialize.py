@@ -7,10 +7,10 @@ halfway leaves no half cluster behind that a later start would take for a whole 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
+from tracelake import keyrings
 from tracelake.domain.errors import Unavailable
 from tracelake.embedded_postgres import named_account
 from tracelake.embedded_postgres.account import Account, ServerAccount
@@ -18,6 +18,7 @@ from tracelake.embedded_postgres.binaries import Binaries
 from tracelake.embedded_postgres.folder import ClusterFolder
 from tracelake.embedded_postgres.named_account import with_name
 from tracelake.embedded_postgres.server_process import data_argument, environment
+from tracelake.trees import remove_if_possible
 
 
 def initialize(
@@ -60,11 +61,12 @@ def _run(command: list[str], staging: Path, account: Account | None, password: s
             user=account.uid if account else None,
             group=account.gid if account else None,
             extra_groups=[] if account else None,
+            preexec_fn=keyrings.prepared(account.uid if account else None),
         )
     finally:
         os.close(stdin)
     if result.returncode != 0:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_if_possible(staging)
         said = (result.stderr.strip() or result.stdout.strip())[-4096:]
         raise Unavailable("ClusterInitFailed", f"can't make a Postgres in {staging.parent}: {said}")
 

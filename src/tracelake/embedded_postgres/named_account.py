@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TypeVar
 from tracelake.accounts import Account, group_text, passwd_text
 from tracelake.domain.errors import Unavailable
 from tracelake.embedded_postgres.account import way_out
+from tracelake.trees import remove_if_possible
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ def check_naming(account: Account) -> None:
 def sweep(scratch: Path) -> None:
     """What those who were killed left."""
     for stale in scratch.glob("names-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        remove_if_possible(stale)
 
 
 def _show_names(account: Account, folder: Path) -> None:

@@ -11,8 +11,10 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+from tracelake import keyrings
 from tracelake.domain.errors import Unavailable
 from tracelake.embedded_postgres import parent_death
 from tracelake.embedded_postgres.account import Account
@@ -30,6 +32,18 @@ def data_argument(pgdata: Path) -> str:
 def environment() -> dict[str, str]:
     """Nothing of ours: neither secrets nor ``PG*`` variables reach the server."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def before_exec(account: Account | None) -> Callable[[], None]:
+    """What the child does once it has changed its user: it ends with us, and leaves our keyrings."""
+    steps = [parent_death.arm(), keyrings.prepared(account.uid if account else None)]
+
+    def in_child() -> None:
+        for step in steps:
+            if step is not None:
+                step()
+
+    return in_child
 
 
 class ServerProcess:
@@ -79,7 +93,7 @@ class ServerProcess:
             extra_groups=[] if account else None,
             # A session of its own: Ctrl-C on the terminal is for us, who end the server last.
             start_new_session=True,
-            preexec_fn=parent_death.arm(),
+            preexec_fn=before_exec(account),
         )
 
     @property

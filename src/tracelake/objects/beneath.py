@@ -19,6 +19,7 @@ import ctypes
 import errno
 import os
 import stat
+import time
 import weakref
 from contextlib import suppress
 from functools import cache
@@ -29,6 +30,8 @@ _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _TRIES = 16
+_LEASE_SECONDS = 2.0
+_LOOK_SECONDS = 0.02
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Waits for no pipe's other end, and takes no terminal.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -85,10 +88,11 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def open_file(root: int, path: str, *, only_name: bool = False) -> int:
-    """A plain file for reading; never waits. With ``only_name``, one that has no other name anywhere: whoever
-    wrote it here didn't link it from a place that they can't read."""
+    """A plain file for reading; waits for no pipe's other end, and a moment at most for who has a lease on the file
+    and has to give it back. With ``only_name``, one that has no other name anywhere: whoever wrote it here didn't
+    link it from a place that they can't read."""
     try:
-        descriptor = open_beneath(root, path, _FILE)
+        descriptor = _open_patiently(root, path)
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENODEV):
             raise NotAFile(path) from None
@@ -98,6 +102,18 @@ def open_file(root: int, path: str, *, only_name: bool = False) -> int:
         os.close(descriptor)
         raise NotAFile(path)
     return descriptor
+
+
+def _open_patiently(root: int, path: str) -> int:
+    until = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return open_beneath(root, path, _FILE)
+        except BlockingIOError:
+            # The kernel has told whoever has the lease; it is theirs no longer once they answer.
+            if time.monotonic() > until or not stat.S_ISREG(stat_beneath(root, path).st_mode):
+                raise
+        time.sleep(_LOOK_SECONDS)
 
 
 def open_folder(root: int, path: str) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from tracelake.objects.base import ObjectStat
 from tracelake.objects.directory_upload import DirectoryUpload
 from tracelake.objects.disk import in_thread
 from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
+from tracelake.trees import remove_tree
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _TEMPORARY = ".tmp-"
@@ -195,10 +195,7 @@ class DirectoryStore:
             except FileNotFoundError:
                 return 0
             try:
-                # Both go from descriptor to descriptor, and enter no link.
-                count = sum(len(files) for _, _, files, _ in os.fwalk(name, dir_fd=folder))
-                shutil.rmtree(name, dir_fd=folder)
-                return count
+                return remove_tree(name, dir_fd=folder)
             except FileNotFoundError:
                 return 0
             finally:

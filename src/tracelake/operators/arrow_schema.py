@@ -53,8 +53,27 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def schema_hash(schema: pa.Schema) -> str:
-    text = "".join(f"{field.name!r}: {field.type}\n" for field in schema)
+    """The same for the same names and types in the same order, and for nothing else."""
+    text = "".join(f"{field.name!r}: {_type_text(field.type)}\n" for field in schema)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _type_text(kind: pa.DataType) -> str:
+    """Names within a type are quoted: unquoted, one that looks like a part of a type would pass for it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return f"extension<{kind.extension_name!r}, {_type_text(kind.storage_type)}>"
+    if pa.types.is_dictionary(kind):
+        return f"dictionary<{_type_text(kind.index_type)}, {_type_text(kind.value_type)}, {kind.ordered}>"
+    if pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC"):
+        return f"timestamp[{kind.unit}, tz={kind.tz!r}]"
+    if not kind.num_fields:
+        return str(kind)
+    inner = ", ".join(
+        f"{field.name!r}: {_type_text(field.type)}{'' if field.nullable else ' not null'}"
+        for field in map(kind.field, range(kind.num_fields))
+    )
+    more = [getattr(kind, name, None) for name in ("list_size", "type_codes", "keys_sorted")]
+    return f"{str(kind).partition('<')[0]}<{inner}>{more}"
 
 
 def _stored_type(name: str, kind: pa.DataType) -> pa.DataType:

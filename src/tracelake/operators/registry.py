@@ -41,7 +41,6 @@ class Registry:
     def __init__(self) -> None:
         self._loaders: dict[str, tuple[str, Loader]] = {}
         self._loaded: dict[str, Operator] = {}
-        self._sources: dict[str, str] = {}
 
     @classmethod
     def standard(cls, sources: Iterable[str] = (), installed: Iterable[EntryPoint] | None = None) -> Registry:
@@ -57,14 +56,21 @@ class Registry:
             registry.load(source)
         return registry
 
+    @classmethod
+    def of(cls, source: str) -> Registry:
+        """The operators of one source and no others: what was loaded with it could be anything by now."""
+        registry = cls()
+        registry.load(source)
+        return registry
+
     @property
     def names(self) -> list[str]:
         return sorted(self._loaders)
 
     @property
-    def sources(self) -> dict[str, str | None]:
-        """Of each operator, the module or file that it was loaded from; None for those that are found by name."""
-        return {name: self._sources.get(name) for name in self.names}
+    def origins(self) -> dict[str, str]:
+        """Who brought each operator, for people."""
+        return {name: source for name, (source, _) in self._loaders.items()}
 
     def add(self, name: str, function: Operator, source: str) -> None:
         check_function(name, function)
@@ -72,7 +78,6 @@ class Registry:
             return
         self._add(name, source, lambda: function)
         self._loaded[name] = function
-        self._sources[name] = source
 
     def load(self, source: str) -> None:
         """Add every operator of a module or file."""
@@ -109,11 +114,12 @@ class Registry:
     def _add(self, name: str, source: str, loader: Loader) -> None:
         check_name(name)
         if name in self._loaders:
-            raise Invalid(
-                "OperatorTwice",
-                f"two operators are called {name!r}: one of {self._loaders[name][0]}, one of {source}",
-            )
+            raise called_twice(name, self._loaders[name][0], source)
         self._loaders[name] = (source, loader)
+
+
+def called_twice(name: str, first: str, second: str) -> Invalid:
+    return Invalid("OperatorTwice", f"two operators are called {name!r}: one of {first}, one of {second}")
 
 
 def _attribute_of(module: str, attribute: str) -> Loader:

@@ -34,6 +34,7 @@ from tracelake.domain.errors import NotFound, OverQuota, Unavailable
 from tracelake.query.caller import Caller, TaskCaller
 from tracelake.query.settings import QueryLimits
 from tracelake.tokens.private_files import sync_folder
+from tracelake.trees import folders_of
 
 log = structlog.get_logger(__name__)
 
@@ -198,7 +199,7 @@ class ExportFolder:
 
     def _collect_files(self, root: Path, done: Collected) -> None:
         for kind in ("users", "tasks"):
-            for folder, _, names in os.walk(root / kind, topdown=False):
+            for folder, names in reversed(list(folders_of(root / kind))):
                 for name in names:
                     self._collect_file(Path(folder) / name, done)
                 if Path(folder) != root / kind:

@@ -19,6 +19,7 @@ import pytest
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.embedded_postgres import parent_death
+from tracelake.trees import remove_if_possible
 from tracelake.worker.spark.server import SparkServer
 from tracelake.worker.spark.settings import SparkSettings
 
@@ -41,8 +42,9 @@ QUICK = SparkSettings(
 class LocalProgram:
     """A child process of the test; whatever it started ends with it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
+        self._folder = folder
 
     @property
     def pid(self) -> int:
@@ -61,10 +63,12 @@ class LocalProgram:
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self.wait()
 
     async def wait(self) -> int:
-        return await self._process.wait()
+        status = await self._process.wait()
+        remove_if_possible(self._folder)
+        return status
 
 
 class LocalPrograms:
@@ -73,7 +77,8 @@ class LocalPrograms:
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> LocalProgram:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        remove_if_possible(folder)
+        os.makedirs(folder, mode=0o700)
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(env),
@@ -84,7 +89,7 @@ class LocalPrograms:
             start_new_session=True,
             preexec_fn=parent_death.arm(),
         )
-        return LocalProgram(process)
+        return LocalProgram(process, folder)
 
 
 class SharedSpark:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import structlog
 from tracelake.domain.errors import Unavailable
 from tracelake.hot.commit import HotStore
 from tracelake.queue.postgres import PostgresQueue
+from tracelake.worker.background import Background
 from tracelake.worker.data_commit import DataCommitter
 from tracelake.worker.dispatcher_client import DispatcherClient
 from tracelake.worker.drain import drain
@@ -45,23 +46,25 @@ _log = structlog.get_logger(__name__)
 async def run_worker(
     settings: WorkerSettings, stop: asyncio.Event, hurry: asyncio.Event, on_ready: Ready
 ) -> None:
-    """Until it is stopped, or idle for too long."""
+    """Until it is stopped, idle for too long, or something that has to go on beside its tasks has ended."""
     if settings.runtime == LAMBDA:
         from tracelake.worker.lambda_.app import run_invoker
 
         await run_invoker(settings, stop, on_ready, hurry)
         return
+    background = Background()
     async with AsyncExitStack() as parts:
-        wrapper = await _or_stopped(stop, _start(settings, parts))
+        wrapper = await _or_stopped(stop, _start(settings, parts, background))
         if wrapper is None:
             return
         _log.info("worker_ready", runtime=settings.runtime, worker_id=settings.worker_id)
         on_ready()
-        await _serve(wrapper, settings, stop, hurry)
+        await _serve(wrapper, settings, stop, hurry, background)
+        background.check()
     _log.info("worker_stopped", worker_id=settings.worker_id)
 
 
-async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
+async def _start(settings: WorkerSettings, parts: AsyncExitStack, background: Background) -> Wrapper:
     secrets = SecretProvider(os.environ, settings.secrets_file)
     rpc_pools = RpcPools(settings.rpc_pools, os.environ, required=settings.rpc_pools_required)
     parts.enter_context(own_work_folder(settings.work_folder))
@@ -72,9 +75,11 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     supply = OperatorSupply(_host_spec(settings), settings.concurrency)
     parts.push_async_callback(supply.close)
     await supply.start()
-    engine = await _start_spark(settings, supply, parts) if settings.runtime == SPARK else None
+    engine = None
+    if settings.runtime == SPARK:
+        engine = await _start_spark(settings, supply, parts, background)
     supply.warm_up()
-    await parts.enter_async_context(_running(supply.watch()))
+    await parts.enter_async_context(background.running("the watch over operators", supply.watch()))
     queue = await _open_queue(settings)
     parts.push_async_callback(queue.close)
     await client.check()
@@ -83,7 +88,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
     if settings.data_dsn is not None:
         committer = DataCommitter(HotStore(settings.data_dsn), settings.data_address)
         parts.push_async_callback(committer.close)
-        await parts.enter_async_context(_running(committer.keep_tickets()))
+        await parts.enter_async_context(background.running("the renewal of logins", committer.keep_tickets()))
     queries = None
     if settings.query_url is not None:
         queries = QueryClient(settings.query_url)
@@ -100,26 +105,40 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack) -> Wrapper:
         queries=queries,
     )
     if engine is not None:
-        await parts.enter_async_context(_running(wrapper.watch_spark(engine)))
-    await parts.enter_async_context(_running(wrapper.watch_rpc_pools(rpc_pools)))
-    await parts.enter_async_context(_running(_keep_logs_small(settings.log_folder)))
+        watching = background.running("the watch over attempts on Spark", wrapper.watch_spark(engine))
+        await parts.enter_async_context(watching)
+    for what, work in (
+        ("the watch over RPC pools", wrapper.watch_rpc_pools(rpc_pools)),
+        ("the sweep of logs", _keep_logs_small(settings.log_folder)),
+    ):
+        await parts.enter_async_context(background.running(what, work))
     return wrapper
 
 
 async def _keep_logs_small(folder: Path) -> None:
     while True:
-        await asyncio.to_thread(sweep_logs, folder)
+        try:
+            await asyncio.to_thread(sweep_logs, folder)
+        except Exception as error:
+            _log.error("logs_not_swept", exc_info=error)
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
 async def _serve(
-    wrapper: Wrapper, settings: WorkerSettings, stop: asyncio.Event, hurry: asyncio.Event
+    wrapper: Wrapper,
+    settings: WorkerSettings,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    background: Background,
 ) -> None:
     polling = asyncio.create_task(wrapper.poll(stop))
     attempts = [asyncio.create_task(wrapper.run_attempts()) for _ in range(settings.concurrency)]
     stopped = asyncio.create_task(stop.wait())
+    broken = asyncio.create_task(background.ended())
     try:
-        await asyncio.wait([polling, stopped, *attempts], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([polling, stopped, broken, *attempts], return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            stop.set()
         # A claim that is under way is better taken than left to its lease.
         await asyncio.wait([polling], timeout=min(_POLL_END_SECONDS, settings.drain_seconds))
         if not polling.done():
@@ -131,15 +150,15 @@ async def _serve(
                 task.result()
     finally:
         stopped.cancel()
-        for task in (polling, *attempts):
+        for task in (polling, broken, *attempts):
             task.cancel()
-        await asyncio.gather(polling, stopped, *attempts, return_exceptions=True)
+        await asyncio.gather(polling, stopped, broken, *attempts, return_exceptions=True)
         wrapper.heartbeats.close()
         await wrapper.wake_ups.close(_WAKE_UPS_SECONDS)
 
 
 async def _start_spark(
-    settings: WorkerSettings, supply: OperatorSupply, parts: AsyncExitStack
+    settings: WorkerSettings, supply: OperatorSupply, parts: AsyncExitStack, background: Background
 ) -> SparkEngine:
     # gRPC's own handling of forks restarts its threads in what was to become the operator host.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -153,7 +172,7 @@ async def _start_spark(
     parts.push_async_callback(engine.stop)
     await engine.start()
     await supply.use_spark(engine.target)
-    await parts.enter_async_context(_running(engine.watch()))
+    await parts.enter_async_context(background.running("the watch over Spark", engine.watch()))
     return engine
 
 
@@ -195,13 +214,3 @@ async def _or_stopped(stop: asyncio.Event, starting: Coroutine[Any, Any, Wrapper
     start.cancel()
     await asyncio.gather(start, return_exceptions=True)
     return None
-
-
-@asynccontextmanager
-async def _running(background: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(background)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -106,8 +106,8 @@ class DataCommitter:
             try:
                 await self._tickets.renew(list(self._open))
                 await self._tickets.sweep()
-            except TracelakeError as error:
-                _log.warning("tickets_not_renewed", error=error.message)
+            except Exception as error:
+                _log.warning("tickets_not_renewed", error=str(error) or type(error).__name__)
             await asyncio.sleep(_RENEW_SECONDS)
 
     async def close(self) -> None:

@@ -1,18 +1,19 @@
 """A worker's own folder for as long as it lives.
 
 It is locked by its worker and removed when the worker ends. One that was killed can't; so each worker that starts
-removes the folders beside its own whose lock nobody holds. Only workers of one runtime have folders beside each
-other: an invoker keeps what its successor needs.
+removes the folders beside its own whose lock nobody holds. What can't be removed stays, and is logged. Only workers
+of one runtime have folders beside each other: an invoker keeps what its successor needs.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tracelake.trees import remove_if_possible
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def own_work_folder(folder: Path) -> Iterator[None]:
                 _remove_if_left(other)
         yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_if_possible(folder)
         if lock is not None:
             os.close(lock)
 
@@ -33,7 +34,7 @@ def own_work_folder(folder: Path) -> Iterator[None]:
 def _remove_if_left(folder: Path) -> None:
     lock = _lock(folder)
     if lock is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_if_possible(folder)
         os.close(lock)
 
 

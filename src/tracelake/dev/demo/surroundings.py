@@ -39,7 +39,7 @@ def stack(folder: Path, chain_url: str) -> Iterator[DevHandle]:
     home, pools = folder / "home", folder / "rpc.toml"
     pools.write_text(f'[pools.main]\n[[pools.main.endpoints]]\nname = "devchain"\nurl = "{chain_url}"\n')
     pools.chmod(0o600)
-    command = [sys.executable, "-m", "tracelake", "dev", "--home", str(home), "--rpc-pools", str(pools)]
+    command = [sys.executable, "-P", "-m", "tracelake", "dev", "--home", str(home), "--rpc-pools", str(pools)]
     command += [
         "--user-port",
         "0",

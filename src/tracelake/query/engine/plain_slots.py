@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -24,6 +23,7 @@ import msgspec
 from tracelake.query.engine import restrict
 from tracelake.query.engine.limits import SlotLimits
 from tracelake.query.engine.slot_process import PACKAGE, PROGRAM, SlotProcess, arguments, library_folders
+from tracelake.trees import remove_if_possible
 from tracelake.worker.sandbox import EndReason
 
 _PREFIX = "tracelake-query-"
@@ -47,9 +47,9 @@ class PlainSlots:
                 process = await self._execute(folder, theirs.fileno(), stderr)
         except BaseException:
             ours.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_if_possible(folder)
             raise
-        return _Plain(process, ours, lambda: shutil.rmtree(folder, ignore_errors=True))
+        return _Plain(process, ours, lambda: remove_if_possible(folder))
 
     async def _execute(self, folder: Path, channel: int, stderr: int) -> Process:
         libraries = [str(library) for library in library_folders()]
@@ -75,7 +75,7 @@ class PlainSlots:
 
 
 class _Plain:
-    def __init__(self, process: Process, channel: socket.socket, tidy: Callable[[], None]) -> None:
+    def __init__(self, process: Process, channel: socket.socket, tidy: Callable[[], object]) -> None:
         self.channel = channel
         self._process = process
         self._tidy = tidy
@@ -102,4 +102,4 @@ def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists() and folder.lstat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_if_possible(folder)

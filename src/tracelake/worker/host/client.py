@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ import structlog
 from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import VERSION, Ready, SparkTarget
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.trees import remove_if_possible, remove_tree
 from tracelake.worker.host.hosted import HOST_GONE, Hosted, HostedProgram
 from tracelake.worker.host.identity import Accounts
 from tracelake.worker.host.keeper import TEMPORARY
@@ -33,6 +33,7 @@ from tracelake.worker.host.protocol import (
     FromHost,
     Gone,
     Kill,
+    Place,
     Program,
     Refused,
     Spawn,
@@ -65,6 +66,8 @@ class OperatorHost:
         """What isn't as it should be, for people to read."""
         self.operators: dict[str, str | None] = {}
         """All that there are, each with the source that a process has to load for it."""
+        self.failed: dict[str, str] = {}
+        """Sources whose operators can't be run, and why."""
         self.sealed = False
         """A process can't keep what it was shown: it may be used again."""
         self.spark: SparkTarget | None = None
@@ -102,15 +105,18 @@ class OperatorHost:
     async def _start(cls, spec: HostSpec, *, namespaces: bool) -> OperatorHost:
         accounts = Accounts(spec.chosen_user)
         try:
-            account = await accounts.take(_OPERATOR)
+            taken = [await accounts.take(_OPERATOR) for _ in (None, *spec.sources)]
             host = cls(spec, launch(), accounts)
         except BaseException:
             accounts.close()
             raise
         try:
             _make_work_folder(host._work_folder)
-            folder = host._make_folder(f"proof-{os.getpid()}", account)
-            host._order(spec.setup(namespaces=namespaces, account=account, folder=folder))
+            places = [
+                Place(str(await host._make_folder(f"proof-{os.getpid()}-{number}", account)), account)
+                for number, account in enumerate(taken)
+            ]
+            host._order(spec.setup(namespaces=namespaces, own=places[0], provers=places[1:]))
             async with asyncio.timeout(_START_SECONDS):
                 up = await asyncio.shield(host._greeting)
         except TimeoutError:
@@ -120,13 +126,15 @@ class OperatorHost:
         except BaseException:
             await host.stop()
             raise
-        accounts.give_back(_OPERATOR, account)
-        host._remove(folder)
+        for place in places:
+            host._tidy(_OPERATOR, place.account, Path(place.folder))
         host.view, host.warnings = up.view, list(up.warnings)
-        host.operators, host.sealed = up.operators, up.sealed
+        host.operators, host.failed, host.sealed = up.operators, up.failed, up.sealed
         _log.info("operator_host_up", view=up.view, operators=sorted(up.operators))
         for warning in up.warnings:
             _log.warning("operator_host_exposed", warning=warning)
+        for source, why in up.failed.items():
+            _log.error("operators_left_out", source=source, why=why)
         return host
 
     async def spawn(self, source: str | None = None) -> OperatorProcess:
@@ -135,14 +143,12 @@ class OperatorHost:
         account, folder = await self._prepare(_OPERATOR, f"process-{key}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
-        def gone() -> None:
-            self._accounts.give_back(_OPERATOR, account)
-            self._remove(folder)
-
         try:
             with theirs:
                 order = Spawn(key, str(folder), account, self.spark, source)
-                hosted = await self._begin(order, theirs.fileno(), gone)
+                hosted = await self._begin(
+                    order, theirs.fileno(), lambda: self._tidy(_OPERATOR, account, folder)
+                )
         except BaseException:
             ours.close()
             raise
@@ -163,11 +169,12 @@ class OperatorHost:
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram:
-        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own, and
-        stays for the next life of the same program. ``log`` stays the caller's."""
+        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own: made
+        anew for it, and gone with it, so that what runs in one life leaves no code for the next. ``log`` stays the
+        caller's."""
         account, own = await self._prepare(_PROGRAM, folder.name)
         order = Program(next(self._keys), str(own), account, list(argv), dict(env))
-        hosted = await self._begin(order, log, lambda: self._accounts.give_back(_PROGRAM, account))
+        hosted = await self._begin(order, log, lambda: self._tidy(_PROGRAM, account, own))
         return HostedProgram(hosted)
 
     async def died(self) -> None:
@@ -210,29 +217,34 @@ class OperatorHost:
     async def _prepare(self, purpose: str, name: str) -> tuple[Account | None, Path]:
         account = await self._accounts.take(purpose)
         try:
-            return account, self._make_folder(name, account)
+            return account, await self._make_folder(name, account)
         except BaseException:
             self._accounts.give_back(purpose, account)
             raise
 
-    def _make_folder(self, name: str, account: Account | None) -> Path:
-        """For one process, closed to everybody else."""
+    async def _make_folder(self, name: str, account: Account | None) -> Path:
+        """For one process, empty and closed to everybody else. What lies there was left by somebody."""
         folder = self._work_folder / name
         try:
-            if folder.is_symlink() or (account is not None and _owner(folder) not in (None, account.uid)):
-                shutil.rmtree(folder)
-            for path in (folder, folder / TEMPORARY):
-                path.mkdir(mode=0o700, exist_ok=True)
-                if account is not None:
-                    os.chown(path, account.uid, account.gid, follow_symlinks=False)
+            await asyncio.to_thread(_make_anew, folder, account)
         except OSError as error:
             raise _no_folder(folder, error) from None
         return folder
 
-    def _remove(self, folder: Path) -> None:
-        removing = self._loop.create_task(asyncio.to_thread(shutil.rmtree, folder, True))
+    def _tidy(self, purpose: str, account: Account | None, folder: Path) -> None:
+        """When a process is gone. Its folder's name is free at once; the account is given to somebody else only
+        when none of its files is left."""
+        aside = self._work_folder / f"gone-{next(self._keys)}"
+        with suppress(OSError):
+            folder.rename(aside)
+            folder = aside
+        removing = self._loop.create_task(self._remove(purpose, account, folder))
         self._removing.add(removing)
         removing.add_done_callback(self._removing.discard)
+
+    async def _remove(self, purpose: str, account: Account | None, folder: Path) -> None:
+        if await asyncio.to_thread(remove_if_possible, folder):
+            self._accounts.give_back(purpose, account)
 
     def _order(self, order: ToHost, *descriptors: int) -> None:
         """The host always reads; if it doesn't, it's no use to anybody."""
@@ -342,11 +354,13 @@ def _make_work_folder(folder: Path) -> None:
         raise _no_folder(folder, error) from None
 
 
-def _owner(folder: Path) -> int | None:
-    try:
-        return folder.lstat().st_uid
-    except FileNotFoundError:
-        return None
+def _make_anew(folder: Path, account: Account | None) -> None:
+    with suppress(FileNotFoundError):
+        remove_tree(folder)
+    for path in (folder, folder / TEMPORARY):
+        path.mkdir(mode=0o700)
+        if account is not None:
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
 def _no_folder(folder: Path, error: OSError) -> Unavailable:

@@ -19,12 +19,12 @@ _STDOUT, _STDERR = 1, 2
 def become_operator(order: Spawn, channel: int, registry: Registry) -> None:
     """Serves until the wrapper closes the channel. Its orphans become its own children, to be found there. The
     operators' own source is loaded here and not before: it could change whatever it finds, for all that come after
-    it in the same process."""
+    it in the same process. So nobody else's operators are run there, nor the built-in ones."""
     set_environment(order.folder)
     kernel.adopt_orphans()
     _reseed()
     if order.source is not None:
-        registry.load(order.source)
+        registry = Registry.of(order.source)
     serve(socket.socket(fileno=channel), registry, work_folder=Path(order.folder), spark=order.spark)
     os._exit(0)
 

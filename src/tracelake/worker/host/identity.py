@@ -2,7 +2,7 @@
 
 Root starts each of them as an account of its own (``tracelake.accounts``), or all of them as the one that it is
 told. Anybody else can only start them as themselves. Either way nothing of root's power is left: no capability,
-none to be had from a program on disk.
+none to be had from a program on disk, no keyring of the session that the worker was started in.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import pwd
 import resource
 from collections import deque
 
-from tracelake import accounts
+from tracelake import accounts, keyrings
 from tracelake.accounts import Account, HeldAccount
 from tracelake.domain.errors import Invalid
 from tracelake.worker.host import kernel
+from tracelake.worker.host.call_filter import refuse_calls
 
 _SHARED = ("nobody", "nfsnobody")
 
 
 class Accounts:
     """Whom the processes of one worker run as. An account serves one process at a time; who is given it next finds
-    nothing of the last one: no process, and no folder that both can see."""
+    nothing of the last one: no process, no folder that both can see, no key."""
 
     def __init__(self, user: str | None) -> None:
         self._chosen = chosen_account(user) if user is not None and os.geteuid() == 0 else None
@@ -86,6 +87,7 @@ def become(account: Account | None) -> None:
         os.setgroups([])
         os.setresgid(account.gid, account.gid, account.gid)
         os.setresuid(account.uid, account.uid, account.uid)
+    keyrings.leave(None if account is None else account.uid)
     kernel.drop_capabilities()
     kernel.gain_no_privileges()
     kernel.forbid_inspection()
@@ -93,6 +95,7 @@ def become(account: Account | None) -> None:
     os.umask(0o022)
     if os.geteuid() == 0:
         raise _unsafe("0", "is root")
+    refuse_calls()
 
 
 def _unsafe(user: str, why: str) -> Invalid:

@@ -11,12 +11,18 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tracelake import keyrings
 from tracelake.accounts import is_ours
 from tracelake.domain.errors import Invalid
+from tracelake.trees import folders_of
 from tracelake.worker.host.private_view import interpreter_paths
 from tracelake.worker.host.protocol import Setup
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
+_NO_FILTER = (
+    "system calls can't be filtered on this machine: operators can use the kernel's keyrings, which others of the"
+    " same user find, and make readers of a file wait"
+)
 
 
 def clear_environment() -> None:
@@ -51,14 +57,17 @@ def verify(setup: Setup, needed: Sequence[Path]) -> list[str]:
         )
     meant = (setup.object_root, setup.work_folder, *map(str, needed))
     exposed = [path for place in _secrets(setup) if (path := _leaking(place, meant)) is not None]
+    # The filter of system calls is one: where keyrings are out of reach, leases on files are as well.
+    warnings = [_NO_FILTER] if keyrings.can_be_used() else []
     if not exposed:
-        return []
+        return warnings
     if account is not None or setup.namespaces:
         raise Invalid(
             "OperatorsWouldReadSecrets",
             f"operators would be able to read {exposed[0]}; close it to other users, or allow namespaces",
         )
-    return [f"operators run as the worker's own user without a private view: they can read {exposed[0]}"]
+    exposure = f"operators run as the worker's own user without a private view: they can read {exposed[0]}"
+    return [*warnings, exposure]
 
 
 def describe(setup: Setup) -> str:
@@ -88,8 +97,7 @@ def _leaking(place: Path, meant_for_operators: Iterable[str]) -> Path | None:
     if not os.path.isdir(place):
         return place if _has_content(place) else None
     spared = {os.path.realpath(path) for path in meant_for_operators}
-    for folder, folders, names in os.walk(place):
-        folders[:] = [name for name in folders if os.path.realpath(os.path.join(folder, name)) not in spared]
+    for folder, names in folders_of(place, spared):
         for name in names:
             if _has_content(path := Path(folder, name)):
                 return path

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,6 +88,7 @@ class OperatorPool:
         self._taken: set[OperatorProcess] = set()
         self._waiting: deque[_Waiting] = deque()
         self._tidying: set[asyncio.Task[None]] = set()
+        self._adding: dict[str | None, asyncio.Task[None]] = {}
         self._gap = asyncio.Event()
         self._gap.set()
         self._closed: Unavailable | None = None
@@ -100,6 +102,8 @@ class OperatorPool:
     async def take(self, use: Use | None = None) -> OperatorProcess:
         """Raises when there will be none: the host is gone, or its processes can't be started. None is for whoever
         only wants to see one, and gives it no attempt."""
+        if use is not None and self._host.failed and use.operator not in self._host.operators:
+            raise _may_be_left_out(use.operator, self._host.failed)
         source = None if use is None else self._host.operators.get(use.operator)
         while True:
             if self._closed is not None:
@@ -208,56 +212,88 @@ class OperatorPool:
             _log.warning("idle_operator_died", pid=process.pid)
             self._gap.set()
 
-    def _lacks(self) -> tuple[bool, str | None]:
-        """Whether another process is to be started, and with which source: for whoever waits, then so that there
-        are enough fresh ones."""
-        for waiting in self._waiting:
-            if not waiting.process.done():
-                return True, waiting.source
-        fresh = Counter(process.source for process in self._idle if process.use is None)
-        for source in self._sources[:_MAX_SOURCES]:
-            if fresh[source] < (self._size if source == self._last else 1):
-                return True, source
-        return False, None
+    def _lacks(self, source: str | None) -> bool:
+        """Whether another process with this source is to be started: for whoever waits, then so that there are
+        enough fresh ones."""
+        if any(waiting.source == source and not waiting.process.done() for waiting in self._waiting):
+            return True
+        if source not in self._sources[:_MAX_SOURCES]:
+            return False
+        fresh = sum(1 for process in self._idle if process.use is None and process.source == source)
+        return fresh < (self._size if source == self._last else 1)
 
     async def _keep_warm(self) -> None:
+        """The sources are kept warm beside each other: one that can't be loaded, or takes its time, is in no other
+        one's way."""
         died = asyncio.create_task(self._host.died())
         died.add_done_callback(lambda _: self._gap.set())
-        pause = _PAUSE
         try:
             while not (died.done() or self._host.has_ended()):
                 await self._gap.wait()
                 self._gap.clear()
-                while not died.done():
-                    lacks, source = self._lacks()
-                    if not lacks:
-                        break
-                    try:
-                        await self._add(source)
-                        pause = _PAUSE
-                    except TracelakeError as error:
-                        if self._host.has_ended():
-                            # What the process died of then isn't what those who wait need to hear.
-                            break
-                        _log.warning("operator_not_started", error=error.message, retry_in=pause)
-                        self._disappoint(error)
-                        await asyncio.sleep(pause)
-                        pause = min(_LONGEST_PAUSE, pause * 2)
+                for source in {*self._sources, *(waiting.source for waiting in self._waiting)}:
+                    if source not in self._adding and self._lacks(source):
+                        self._begin_to_add(source)
             self._end(Unavailable("OperatorHostGone", "the operator host has ended"))
         finally:
-            died.cancel()
+            adding = list(self._adding.values())
+            for task in (died, *adding):
+                task.cancel()
+            await asyncio.gather(*adding, return_exceptions=True)
+
+    def _begin_to_add(self, source: str | None) -> None:
+        def done(_: object) -> None:
+            del self._adding[source]
+            self._gap.set()
+
+        self._adding[source] = adding = asyncio.create_task(self._add_enough(source))
+        adding.add_done_callback(done)
+
+    async def _add_enough(self, source: str | None) -> None:
+        pause = _PAUSE
+        while self._lacks(source):
+            try:
+                await self._add(source)
+                pause = _PAUSE
+            except Exception as error:
+                if self._host.has_ended():
+                    # What the process died of then isn't what those who wait need to hear.
+                    return
+                known = _as_known(error)
+                _log.warning("operator_not_started", source=source, error=known.message, retry_in=pause)
+                self._disappoint(known, source)
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
 
     async def _add(self, source: str | None) -> None:
         process = await self._host.spawn(source)
         process.hosted.gone.add_done_callback(lambda _: self._forget(process))
         self._welcome(process)
 
-    def _disappoint(self, error: TracelakeError) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft().process
-            if not waiting.done():
-                waiting.set_exception(error)
+    def _disappoint(self, error: TracelakeError, source: str | None) -> None:
+        """Those who wait for this source: others may still get what they wait for."""
+        for waiting in [each for each in self._waiting if each.source == source]:
+            self._waiting.remove(waiting)
+            if not waiting.process.done():
+                waiting.process.set_exception(error)
 
     def _end(self, why: Unavailable) -> None:
         self._closed = self._closed or why
-        self._disappoint(self._closed)
+        for source in {waiting.source for waiting in self._waiting}:
+            self._disappoint(self._closed, source)
+
+
+def _may_be_left_out(operator: str, failed: Mapping[str, str]) -> Unavailable:
+    """Tried again: another worker, or the same one after its next start, may have it."""
+    source, why = next(iter(failed.items()))
+    return Unavailable(
+        "OperatorsLeftOut",
+        f"this worker has no operator {operator[:200]!r}, and {source} was left out: {why}",
+    )
+
+
+def _as_known(error: Exception) -> TracelakeError:
+    """Whatever kept a process from starting keeps the pool from nothing else."""
+    if isinstance(error, TracelakeError):
+        return error
+    return Unavailable("OperatorNotStarted", f"an operator process can't be started: {error or type(error)}")

@@ -61,14 +61,20 @@ class OperatorSupply:
             if self._host is not None:
                 await self._host.died()
                 _log.error("operator_host_died")
-                await self._drop()
+                try:
+                    await self._drop()
+                except Exception as error:
+                    _log.error("operator_host_not_tidied", exc_info=error)
             pause, longest = _PAUSES
             while self._host is None:
                 try:
                     await self.start()
                     self.warm_up()
-                except (TracelakeError, OSError) as error:
-                    _log.error("operator_host_not_started", error=str(error), retry_in=pause)
+                except Exception as error:
+                    unexpected = None if isinstance(error, TracelakeError | OSError) else error
+                    _log.error(
+                        "operator_host_not_started", error=str(error), retry_in=pause, exc_info=unexpected
+                    )
                     await asyncio.sleep(pause)
                     pause = min(longest, pause * 2)
 

@@ -41,10 +41,18 @@ _INT = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
 
 
+class Place(Struct, frozen=True):
+    """Of one process: its folder, and whom it runs as. None is the wrapper's own user."""
+
+    folder: str
+    account: Account | None
+
+
 class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
     """``hidden`` are files and folders with credentials, ``shown`` what operators must reach besides the
     interpreter, the objects and their folder. ``account`` and ``folder`` are those of the process that proves what
-    operators see: processes get other ones, of the same kind. None is the wrapper's own user."""
+    operators see: processes get other ones, of the same kind. ``provers`` are those of the processes that load the
+    ``operators`` for a first time, one for each source."""
 
     namespaces: bool
     home: str | None
@@ -56,6 +64,7 @@ class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
     shown: list[str]
     folder: str
     account: Account | None
+    provers: list[Place]
 
 
 class Spawn(Struct, frozen=True, tag="spawn"):
@@ -91,11 +100,13 @@ ToHost = Setup | Spawn | Program | Kill
 
 class Up(Struct, frozen=True, kw_only=True, tag="up"):
     """``operators`` are all that there are, each with the source that it is loaded from; None for those that need
-    none. ``sealed``: what a process was shown and isn't any more, it can't have kept."""
+    none. ``failed`` are sources that were left out, and why. ``sealed``: what a process was shown and isn't any
+    more, it can't have kept."""
 
     view: str
     warnings: list[str]
     operators: dict[str, str | None]
+    failed: dict[str, str]
     sealed: bool
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tracelake.accounts import Account
-from tracelake.worker.host.protocol import Setup
+from tracelake.worker.host.protocol import Place, Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +32,19 @@ class HostSpec:
     def chosen_user(self) -> str | None:
         return self.user or os.environ.get("TRACELAKE_OPERATOR_USER") or None
 
-    def setup(self, *, namespaces: bool, account: Account | None, folder: Path) -> Setup:
+    @property
+    def sources(self) -> list[str]:
+        """Each once, and files by their full path."""
+        full = (os.path.abspath(each) if each.endswith(".py") else each for each in self.operators)
+        return list(dict.fromkeys(full))
+
+    def setup(self, *, namespaces: bool, own: Place, provers: Sequence[Place]) -> Setup:
+        """``own`` is the place of who proves the view; ``provers`` those of who load the ``sources``."""
+
         def absolute(paths: Sequence[Path]) -> list[str]:
             return [os.path.abspath(path) for path in paths]
 
-        sources = [os.path.abspath(each) if each.endswith(".py") else each for each in self.operators]
+        sources = self.sources
         files = [Path(source) for source in sources if source.endswith(".py")]
         return Setup(
             namespaces=namespaces,
@@ -49,6 +56,7 @@ class HostSpec:
             preload_spark=self.preload_spark,
             hidden=absolute(self.hidden),
             shown=absolute([*self.shown, *files]),
-            folder=str(folder),
-            account=account,
+            folder=own.folder,
+            account=own.account,
+            provers=list(provers),
         )

@@ -18,25 +18,29 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from tracelake.domain.errors import Invalid, TracelakeError
+from tracelake.domain.errors import Invalid
 from tracelake.operators.registry import Registry
 from tracelake.worker.host import kernel, namespaces, preload
 from tracelake.worker.host.hosted_start import become_operator, become_program
 from tracelake.worker.host.keeper import FAILED, Kept, View, keep
-from tracelake.worker.host.operator_environment import clear_environment, describe, needed_paths, verify
+from tracelake.worker.host.operator_environment import clear_environment, describe, needed_paths
 from tracelake.worker.host.process_tree import children_of, kill_children
 from tracelake.worker.host.protocol import (
+    MAX_PACKET,
     Failed,
     FromHost,
     Gone,
     Kill,
+    Place,
     Program,
     Setup,
     Spawn,
@@ -46,6 +50,15 @@ from tracelake.worker.host.protocol import (
     read_to_host,
     send_packet,
 )
+from tracelake.worker.host.provers import (
+    Proof,
+    Prover,
+    hear_all,
+    operators_of,
+    prove_source,
+    prove_view,
+    viewed_by,
+)
 
 _ORPHAN_SCAN_MS = 1000
 _LEFTOVERS_SECONDS = 10.0
@@ -54,14 +67,6 @@ _UNSEALED = (
     "user namespaces can't be forbidden to operators here (/proc/sys is read-only): each attempt gets a process"
     " of its own, and what runs on Spark could keep a way to write to files that it has written"
 )
-
-
-class Proof(msgspec.Struct, frozen=True):
-    """What a first process, like all that follow, has found out: what is wrong, or what there is."""
-
-    refused: str | None = None
-    warnings: list[str] = []
-    operators: dict[str, str | None] = {}
 
 
 def run(setup: Setup, view: View, control: socket.socket) -> None:
@@ -81,12 +86,18 @@ def run(setup: Setup, view: View, control: socket.socket) -> None:
     if not sealed:
         warnings.append(_UNSEALED)
     proof = zygote.prove(setup)
+    if not setup.namespaces:
+        # What the first processes have left, and no keeper's end has ended.
+        kill_children()
     up = Up(
         view=describe(setup),
         warnings=[*warnings, *proof.warnings],
         operators=proof.operators,
+        failed=proof.failed,
         sealed=sealed,
     )
+    if len(msgspec.json.encode(up)) > MAX_PACKET:
+        raise Invalid("OperatorHostRefused", "there are more operators than a host can tell of")
     send_packet(control, up)
     try:
         zygote.serve()
@@ -119,35 +130,60 @@ class Zygote:
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if view.namespaces else -1
 
     def prove(self, setup: Setup) -> Proof:
-        """By a process like those of the operators, whose sources are loaded there for a first time."""
+        """By processes like those of the operators, all at once: one for the view, one for each source."""
         # Whoever can't reach a path can't even tell that it exists.
         needed = needed_paths(setup)
+        started: list[Prover] = []
+        try:
+            view = self._prover(
+                None, Place(setup.folder, setup.account), partial(prove_view, setup, needed), started
+            )
+            for source, place in zip(setup.operators, setup.provers, strict=True):
+                self._prover(source, place, partial(prove_source, source, place.folder), started)
+            hear_all(started)
+        except OSError as error:
+            raise namespaces.NoNamespaces(error) from None
+        finally:
+            statuses = [self._end_prover(prover) for prover in started]
+        if _NO_NAMESPACES in statuses:
+            raise namespaces.NoNamespaces(OSError(errno.EPERM, "one within another isn't allowed"))
+        viewed = viewed_by(view)
+        if viewed is None:
+            # What it said to standard error says why.
+            raise SystemExit(FAILED)
+        if viewed.refused is not None:
+            raise Invalid("OperatorHostRefused", viewed.refused)
+        operators, failed = operators_of(self._registry.origins, started[1:])
+        return Proof(warnings=viewed.warnings, operators=operators, failed=failed)
+
+    def _prover(
+        self, source: str | None, place: Place, prove: Callable[[int], NoReturn], started: list[Prover]
+    ) -> Prover:
+        """Adds itself to ``started``, whose ends of the pipes are for nobody but us."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
         kept = Kept(
-            account=setup.account,
-            folder=Path(setup.folder),
+            account=place.account,
+            folder=Path(place.folder),
             descriptors=[write],
-            start=lambda: _prove(setup, needed, write),
+            start=lambda: prove(write),
         )
+        before = [read, ours.fileno(), *(each for prover in started for each in prover.descriptors)]
         try:
-            pid = self._fork(kept, theirs, before=[read])
-        except OSError as error:
-            raise namespaces.NoNamespaces(error) from None
-        os.close(write)
-        with os.fdopen(read, "rb") as file:
-            said = file.read()
-        ours.close()
-        _, status = os.waitpid(pid, 0)
-        if os.waitstatus_to_exitcode(status) == _NO_NAMESPACES:
-            raise namespaces.NoNamespaces(OSError(errno.EPERM, "one within another isn't allowed"))
-        if not said:
-            # What it said to standard error says why.
-            raise SystemExit(FAILED)
-        proof = msgspec.json.decode(said, type=Proof)
-        if proof.refused is not None:
-            raise Invalid("OperatorHostRefused", proof.refused)
-        return proof
+            pid = self._fork(kept, theirs, before=before)
+        finally:
+            os.close(write)
+        prover = Prover(source, pid, read, ours)
+        started.append(prover)
+        return prover
+
+    def _end_prover(self, prover: Prover) -> int:
+        """With all that it has left, whether it is done or not. How it ended, unless it was by us."""
+        prover.close()
+        with suppress(ProcessLookupError):
+            os.kill(prover.pid, signal.SIGKILL)
+        _, status = os.waitpid(prover.pid, 0)
+        return os.waitstatus_to_exitcode(status)
 
     def serve(self) -> None:
         signal.set_wakeup_fd(self._wake_end.fileno())
@@ -286,14 +322,3 @@ class Zygote:
 
     def _say(self, message: FromHost, descriptors: list[int] | None = None) -> None:
         send_packet(self._control, message, descriptors or ())
-
-
-def _prove(setup: Setup, needed: Sequence[Path], write: int) -> None:
-    try:
-        warnings = verify(setup, needed)
-        proof = Proof(warnings=warnings, operators=Registry.standard(setup.operators).sources)
-    except TracelakeError as error:
-        proof = Proof(refused=error.message)
-    with os.fdopen(write, "wb") as file:
-        file.write(msgspec.json.encode(proof))
-    os._exit(0)

@@ -107,7 +107,14 @@ async def _serve(
     await server.start(listener)
     keeper = asyncio.create_task(link.keep_registered(url, settings.concurrency, signals.on_ready))
     try:
-        await _until_over(settings, invoker, signals.stop)
+        over = asyncio.create_task(_until_over(settings, invoker, signals.stop))
+        try:
+            await asyncio.wait({over, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        if keeper.done():
+            # Nobody would hand it anything any more: it ends, and is started anew.
+            keeper.result()
     finally:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)

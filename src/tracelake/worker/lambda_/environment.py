@@ -7,12 +7,12 @@ and left no more processes behind than it had when it first asked for work. What
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tracelake.trees import remove_if_possible
 from tracelake.worker.host.process_tree import children_of
 from tracelake.worker.lambda_.function_output import FunctionOutput
 from tracelake.worker.lambda_.function_program import FunctionIdentity
@@ -100,7 +100,7 @@ class Environment:
         await self._close_gateway()
         await self.output.detach()
         await self.output.close()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(remove_if_possible, self._folder)
 
 
 def describe(ended: SandboxExit, function: FunctionIdentity) -> str:

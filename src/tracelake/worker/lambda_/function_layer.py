@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import stat
+from contextlib import suppress
 from importlib import metadata, resources
 from pathlib import Path
 
 from tracelake.domain.errors import TracelakeError
+from tracelake.trees import folders_of, remove_tree
 
 TARGET = "/opt/tracelake"
 PYTHON_TARGET = f"{TARGET}/python"
@@ -31,7 +33,8 @@ _CLIENT_PACKAGE = '{"name": "tracelake_function", "main": "index.js"}\n'
 
 def build_layer(folder: Path) -> None:
     """Into ``folder``, which is made anew."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        remove_tree(folder)
     python, node = folder / "python", folder / "node"
     for place in (folder, python, node):
         place.mkdir(mode=0o755)
@@ -103,7 +106,7 @@ def _copy_distribution(name: str, folder: Path) -> None:
 
 def open_to_readers(folder: Path) -> None:
     """Whatever the umask was: the function's user is not ours."""
-    for place, _, names in os.walk(folder):
+    for place, names in folders_of(folder):
         os.chmod(place, 0o755)
         for name in names:
             file = Path(place, name)

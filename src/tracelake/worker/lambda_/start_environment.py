@@ -6,7 +6,6 @@ There is no other way in this package to start a function, so none ever runs out
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +13,7 @@ from uuid import uuid4
 from tracelake.contracts.bundles import NOOP_FUNCTION
 from tracelake.domain.bundle_entrypoint import BundleKind, find_entrypoint
 from tracelake.domain.errors import Conflict, Forbidden, Unauthenticated
+from tracelake.trees import remove_if_possible
 from tracelake.worker.lambda_.bundle_cache import BundleCache, VerifiedBundle
 from tracelake.worker.lambda_.environment import Environment, Surroundings
 from tracelake.worker.lambda_.function_layer import add_builtin, add_node_client
@@ -47,8 +47,9 @@ class EnvironmentStarter:
         self._folder = folder
         self._internal_url = internal_url
         self._query_url = query_url
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
+        # Names in it are never given twice, so what can't be removed is in nobody's way.
+        remove_if_possible(folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     async def start(self, function: FunctionIdentity, log_fd: int) -> Environment:
         folder = self._folder / uuid4().hex
@@ -61,7 +62,7 @@ class EnvironmentStarter:
         except BaseException:
             await output.detach()
             await output.close()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_if_possible, folder)
             raise
 
     async def still_good(self, function: FunctionIdentity) -> bool:

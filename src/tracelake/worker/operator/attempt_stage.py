@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+from tracelake.trees import remove_if_possible
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 _FORMAT = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -54,7 +55,7 @@ class Stage:
 
     def close(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_if_possible(self._folder)
             self._folder = None
 
     def _make_folder(self) -> str:

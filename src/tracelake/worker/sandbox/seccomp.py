@@ -3,9 +3,12 @@
 Promises: a program for another architecture than ours (32 bit, x32) is killed at its first call; what the list of
 ``syscalls`` names fails with EPERM, whatever the capabilities; new namespaces can't be made by ``clone``, and
 ``clone3``, whose flags a filter can't see, looks as if the kernel were too old for it; sockets are Unix or TCP, so
-neither raw, packet, netlink nor vsock; nothing can be typed into a terminal (TIOCSTI); calls that are newer than
-this list don't exist. Everything else is allowed: isolation is the namespaces' task, and this takes away what
-could break them.
+neither raw, packet, netlink nor vsock; nothing can be typed into a terminal (TIOCSTI); no lease can be had on a
+file, for which others would have to wait; calls that are newer than this list don't exist. Everything else is
+allowed: isolation is the namespaces' task, and this takes away what could break them.
+
+Operators and Spark get a filter of their own, which takes away what crosses accounts and namespaces, and nothing
+else: keyrings, and leases and notices on files.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ _THREAD_FLAG = 0x10000
 _TERMINAL_INPUT = (0x5412, 0x541C, 0x541D)  # TIOCSTI, TIOCLINUX, TIOCCONS
 _SHARED_ANONYMOUS = 0x21
 _SOCKET_TYPE_MASK = 0xF
+_HOLDS_ON_FILES = (1024, 1026, 1040)  # F_SETLEASE, F_NOTIFY, F_SETDELEG
 
 Instruction = tuple[int, int, int, int]
 SyscallNumbers = tuple[int | None, int | None]
@@ -66,14 +70,7 @@ def build_filter(column: int, *, memory_is_counted: bool = True, alone: bool = F
     ``alone``: also for a process that needs nothing but its threads and the descriptors that it has. It can't
     start another process or program, signal one, make a socket, or change who may use a file.
     """
-    code: list[Instruction] = [
-        (_LOAD_WORD, 0, 0, _ARCHITECTURE),
-        (_JUMP_EQUAL, 1, 0, _AUDIT_ARCHITECTURES[column]),
-        (_RETURN, 0, 0, _KILL_PROCESS),
-        (_LOAD_WORD, 0, 0, _NUMBER),
-    ]
-    if column == syscalls.X86_64:
-        code += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL_PROCESS)]
+    code = _own_architecture(column)
     code += [(_JUMP_GREATER_EQUAL, 0, 1, syscalls.NEWEST_KNOWN + 1), _fail(errno.ENOSYS)]
     code += _when(syscalls.CLONE3[column], [_fail(errno.ENOSYS)])
     for numbers in (*syscalls.REFUSED.values(), *(syscalls.NOT_ALONE.values() if alone else ())):
@@ -83,8 +80,34 @@ def build_filter(column: int, *, memory_is_counted: bool = True, alone: bool = F
         code += _when(syscalls.PRLIMIT[column], _allow_only(0, (0,)))
     for number, body in _conditional(column, memory_is_counted):
         code += _when(number, body)
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    return _assembled(code)
+
+
+def build_operator_filter(column: int) -> bytes:
+    """Where calls of another architecture would be another way to the same, they end the process."""
+    code = _own_architecture(column)
+    for name in syscalls.KEYRINGS:
+        code += _when(syscalls.REFUSED[name][column], [_fail(errno.EPERM)])
+    code += _when(syscalls.FCNTL[column], _refuse_equal(1, 0xFFFFFFFF, _HOLDS_ON_FILES))
+    return _assembled(code)
+
+
+def _own_architecture(column: int) -> list[Instruction]:
+    """Ends with the call's number loaded."""
+    code: list[Instruction] = [
+        (_LOAD_WORD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, _AUDIT_ARCHITECTURES[column]),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD_WORD, 0, 0, _NUMBER),
+    ]
+    if column == syscalls.X86_64:
+        code += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL_PROCESS)]
+    return code
+
+
+def _assembled(code: list[Instruction]) -> bytes:
+    allowed: Instruction = (_RETURN, 0, 0, _ALLOW)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in (*code, allowed))
 
 
 def _conditional(column: int, memory_is_counted: bool) -> Iterator[tuple[int | None, list[Instruction]]]:
@@ -92,6 +115,7 @@ def _conditional(column: int, memory_is_counted: bool) -> Iterator[tuple[int | N
     yield syscalls.SOCKET[column], _sockets()
     yield syscalls.SOCKETPAIR[column], _allow_only(0, (socket.AF_UNIX,))
     yield syscalls.IOCTL[column], _refuse_equal(1, 0xFFFFFFFF, _TERMINAL_INPUT)
+    yield syscalls.FCNTL[column], _refuse_equal(1, 0xFFFFFFFF, _HOLDS_ON_FILES)
     devices = (stat.S_IFCHR, stat.S_IFBLK)
     yield syscalls.MKNOD[column], _refuse_equal(1, 0o170000, devices)
     yield syscalls.MKNODAT[column], _refuse_equal(2, 0o170000, devices)

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that a sandbox is refused, or allowed only with some arguments.
+"""Numbers of the system calls that a sandbox or an operator is refused, or allowed only with some arguments.
 
 ``(x86_64, aarch64)``; None where the architecture has no such call. The numbers are part of Linux's stable ABI.
 """
@@ -15,6 +15,7 @@ CLONE3 = (435, 435)
 SOCKET = (41, 198)
 SOCKETPAIR = (53, 199)
 IOCTL = (16, 29)
+FCNTL = (72, 25)
 MMAP = (9, 222)
 MKNOD = (133, None)
 MKNODAT = (259, 33)
@@ -96,6 +97,9 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
+
+#: Keyrings belong to a user or a session and know no namespace: what is left there, others find.
+KEYRINGS = ("add_key", "request_key", "keyctl")
 
 #: Memory that no rlimit counts; refused where there is no cgroup to count it.
 UNCOUNTED_MEMORY: dict[str, tuple[int | None, int | None]] = {

@@ -10,6 +10,8 @@ from typing import Final
 from tracelake.worker.spark.settings import TEXT_MEANS_WHAT_IT_SAYS, SparkSettings
 
 LOOPBACK = "127.0.0.1"
+ONLY_WHAT_IS_INSTALLED: Final = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+"""For Python in a folder that tasks write to: neither that folder nor its ``.local`` is where modules are found."""
 
 _DEFAULTS: Final = {
     "spark.app.name": "tracelake",
@@ -57,6 +59,7 @@ def server_conf(settings: SparkSettings, folder: Path, python_path: str) -> dict
         conf.setdefault("spark.python.daemon.module", "tracelake.worker.spark.python_daemon")
         # Spark's internal ports take serialized objects: on this machine too they are for this server alone.
         conf |= {
+            **{f"spark.executorEnv.{name}": value for name, value in ONLY_WHAT_IS_INSTALLED.items()},
             "spark.authenticate": "true",
             "spark.driver.bindAddress": LOOPBACK,
             "spark.driver.host": LOOPBACK,

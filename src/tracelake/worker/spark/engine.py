@@ -30,8 +30,8 @@ class HostedProgram(Protocol):
 
 
 class ProgramStarter(Protocol):
-    """Starts programs under an identity of their own, in a ``folder`` that is theirs; in production the operator
-    host."""
+    """Starts programs under an identity of their own, in a ``folder`` that is made anew for each of them and goes
+    with it; in production the operator host."""
 
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
 import sys
 from pathlib import Path
@@ -135,9 +134,7 @@ def _told() -> bytes:
 
 
 def _prepare(folder: Path, launch: Launch) -> None:
-    """Files of an earlier server that was killed go: shuffles and spilled data are never small."""
     before = os.umask(0o077)
-    shutil.rmtree(folder / "scratch", ignore_errors=True)
     for name in ("conf", "scratch", "warehouse"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     conf = folder / "conf"

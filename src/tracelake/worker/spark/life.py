@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import TracelakeError, Unauthenticated, Unavailable
 from tracelake.worker.logs.program_log import ProgramLog
 from tracelake.worker.spark.channel import supervised
-from tracelake.worker.spark.conf import LOOPBACK, server_conf, server_secrets
+from tracelake.worker.spark.conf import LOOPBACK, ONLY_WHAT_IS_INSTALLED, server_conf, server_secrets
 from tracelake.worker.spark.engine import HostedProgram, ProgramStarter
 from tracelake.worker.spark.launch import MISCONFIGURED, Launch, forget_secrets
 from tracelake.worker.spark.pulse import Pulse
@@ -69,7 +68,7 @@ class SparkLife:
         log = ProgramLog(birth.log, lambda line: _note_port(line, port), told)
         try:
             program = await host.start_program(
-                [sys.executable, "-m", "tracelake.worker.spark.launch"],
+                [sys.executable, "-s", "-P", "-m", "tracelake.worker.spark.launch"],
                 environment(birth, os.environ),
                 log=log.write_fd,
                 folder=birth.folder,
@@ -115,7 +114,6 @@ class SparkLife:
             await self.program.kill()
         await asyncio.wait({self._exit})
         self._log.close()
-        await asyncio.to_thread(shutil.rmtree, self._birth.folder / "scratch", ignore_errors=True)
 
     async def _settle(self, port: asyncio.Future[int], token: str) -> None:
         await asyncio.wait(
@@ -172,6 +170,7 @@ def environment(birth: Birth, inherited: Mapping[str, str]) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": birth.python_path,
+        **ONLY_WHAT_IS_INSTALLED,
         "SPARK_LOCAL_DIRS": str(folder / "scratch"),
         "SPARK_USER": "tracelake",
     }

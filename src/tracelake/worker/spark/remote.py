@@ -75,14 +75,18 @@ class RemoteSpark:
 
     async def watch(self) -> None:
         while True:
-            if self._serving.is_set():
-                _log.warning("remote Spark is lost: %s", await Pulse(self._rpc, self._hangs_after).stops())
-                self._lose()
-            await asyncio.sleep(EVERY)
             try:
+                if self._serving.is_set():
+                    reason = await Pulse(self._rpc, self._hangs_after).stops()
+                    _log.warning("remote Spark is lost: %s", reason)
+                    self._lose()
+                await asyncio.sleep(EVERY)
                 await self.start()
             except TracelakeError as error:
                 _log.debug("remote Spark is still away: %s", error)
+            except Exception:
+                _log.exception("the watch over the remote Spark failed, and goes on")
+                await asyncio.sleep(EVERY)
 
     async def interrupt(self, task_id: str, attempt: int, epoch: int) -> None:
         while not await interrupt_attempt(self._rpc, task_id, attempt, epoch):

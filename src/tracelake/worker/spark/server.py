@@ -119,13 +119,12 @@ class SparkServer:
             await self._gone.wait()
 
     async def watch(self) -> None:
+        """Whatever happens: without a watch there would be no Spark, and nobody would say so."""
         failures = 0
         while True:
             if self._life is not None:
                 began = asyncio.get_running_loop().time()
-                reason = await self._life.over(self._hangs_after)
-                _log.warning("Spark generation %d is lost: %s", self._generation, reason)
-                await self._lose()
+                await self._outlive(self._life)
                 steady = asyncio.get_running_loop().time() - began > _STEADY_AFTER
                 failures = 0 if steady else failures + 1
             await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
@@ -134,6 +133,9 @@ class SparkServer:
             except TracelakeError as error:
                 failures += 1
                 _log.error("Spark could not be started: %s", error)
+            except Exception:
+                failures += 1
+                _log.exception("Spark could not be started")
 
     async def interrupt(self, task_id: str, attempt: int, epoch: int) -> None:
         generation = self._generation
@@ -145,6 +147,17 @@ class SparkServer:
     async def stop(self) -> None:
         """Cancel ``watch`` first, or it starts the next one."""
         await self._lose()
+
+    async def _outlive(self, life: SparkLife) -> None:
+        try:
+            reason = await life.over(self._hangs_after)
+        except Exception as error:
+            reason = f"it can't be watched: {type(error).__name__}: {error}"
+        _log.warning("Spark generation %d is lost: %s", self._generation, reason)
+        try:
+            await self._lose()
+        except Exception:
+            _log.exception("not everything of Spark generation %d could be tidied up", self._generation)
 
     async def _begin(self) -> None:
         life = await SparkLife.begin(self._birth, self._host)
