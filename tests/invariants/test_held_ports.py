@@ -126,6 +126,9 @@ def test_an_inherited_socket_of_another_address_is_not_listened_on(port: HeldPor
     environment = {"TRACELAKE_LISTEN_FDS": f"user={duplicate}"}
     assert inherited("user", LOOPBACK, port.number + 1, environment) is None
     assert environment == {}
+    for nonsense in ("9" * 5000, "-1", "x", "\N{ARABIC-INDIC DIGIT SEVEN}"):
+        environment = {"TRACELAKE_LISTEN_FDS": f"user={nonsense}"}
+        assert inherited("user", LOOPBACK, port.number, environment) is None
 
 
 @pytest.fixture(scope="module")
