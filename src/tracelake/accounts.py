@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracelake.domain.errors import Unavailable
+from tracelake.environment_settings import whole_number
 
 FIRST_UID = 60_600
 """Between the users of systemd-homed and those of ``DynamicUser``."""
 LAST_UID = 61_183
+_LAST_UID = 2**32 - 2
 _FOLDER = Path("/var/lib/tracelake/accounts")
 
 
@@ -36,6 +38,12 @@ class Account:
     name: str
     uid: int
     gid: int
+
+
+def entry_of(user: str) -> pwd.struct_passwd:
+    """By a name or a number, as people write either; ``KeyError`` when the machine has no such account."""
+    uid = whole_number(user, 0, _LAST_UID)
+    return pwd.getpwnam(user) if uid is None else pwd.getpwuid(uid)
 
 
 class HeldAccount:

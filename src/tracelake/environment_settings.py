@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from tracelake.domain.errors import Invalid
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+def whole_number(text: str, least: float, most: float) -> int | None:
+    """None for what is no whole number between these two, as people write one, however long it is."""
+    if not _WHOLE.fullmatch(text.strip()):
+        return None
+    value = int(text)
+    return value if least <= value <= most else None
+
+
+def _number(text: str, least: float, most: float) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if least <= value <= most else None
 
 
 def numbers_set(
@@ -20,11 +38,8 @@ def numbers_set(
         if variable not in environment:
             continue
         whole = isinstance(getattr(settings, name), int)
-        try:
-            value = int(environment[variable]) if whole else float(environment[variable])
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
+        value = (whole_number if whole else _number)(environment[variable], least, most)
+        if value is None:
             kind = "a whole number" if whole else "a number"
             raise Invalid("InvalidSetting", f"{variable} must be {kind} between {least:.10g} and {most:.10g}")
         chosen[name] = value

@@ -13,8 +13,11 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
+from tracelake.environment_settings import whole_number
+
 LOOPBACK = "127.0.0.1"
 _INHERITED = "TRACELAKE_LISTEN_FDS"
+_MOST_DESCRIPTORS = 2**31 - 1
 _CAN_HOLD = sys.platform == "linux"
 
 
@@ -70,13 +73,14 @@ def inherited(name: str, host: str, port: int, environment: MutableMapping[str, 
     nothing that this process starts inherits it."""
     given = dict(part.split("=", 1) for part in environment.get(_INHERITED, "").split(",") if "=" in part)
     descriptor = given.pop(name, "")
-    environment[_INHERITED] = ",".join(f"{each}={number}" for each, number in given.items())
+    environment[_INHERITED] = ",".join(f"{each}={left}" for each, left in given.items())
     if not given:
         del environment[_INHERITED]
-    if not descriptor.isdecimal():
+    number = whole_number(descriptor, 0, _MOST_DESCRIPTORS)
+    if number is None:
         return None
-    os.set_inheritable(int(descriptor), False)
-    found = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(number, False)
+    found = socket.socket(fileno=number)
     if found.getsockname() != (host, port):
         found.close()
         return None

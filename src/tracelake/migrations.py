@@ -1,5 +1,7 @@
 """Forward-only migrations: numbered SQL files, applied once each, in order, under a lock.
 
+Those that are missing are applied in one transaction: all of them, or none.
+
 A database whose schema is newer than this code is refused: an old process must not write through
 assumptions that no longer hold. Applied files are remembered by hash, so an edited one is noticed.
 """
@@ -35,11 +37,10 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A database's schema as this code knows it. ``lock`` keeps two processes from migrating at once."""
+    """A database's schema as this code knows it."""
 
     database: str
     package: str
-    lock: int
 
     def migrations(self) -> tuple[Migration, ...]:
         found = [
@@ -52,19 +53,25 @@ class Schema:
     async def migrate(self, connection: asyncpg.Connection[Any]) -> list[str]:
         """Bring the database up to this code's version; returns the names of what was applied."""
         known = self.migrations()
-        await connection.execute(_SQL.lock, self.lock)
-        try:
-            await connection.execute(_SQL.ledger)
+        await self._ensure_ledger(connection)
+        async with connection.transaction():
+            await connection.execute(_SQL.lock)
             rows = await connection.fetch(_SQL.applied)
             self._check([(row["version"], row["name"], row["sha256"]) for row in rows], known)
             pending = known[len(rows) :]
             for migration in pending:
-                async with connection.transaction():
-                    await connection.execute(migration.sql)
-                    await connection.execute(_SQL.record, migration.version, migration.name, migration.sha256)
-            return [migration.name for migration in pending]
-        finally:
-            await connection.execute(_SQL.unlock, self.lock)
+                await connection.execute(migration.sql)
+                await connection.execute(_SQL.record, migration.version, migration.name, migration.sha256)
+        return [migration.name for migration in pending]
+
+    async def _ensure_ledger(self, connection: asyncpg.Connection[Any]) -> None:
+        """Before there is a table, there is nothing to lock: of two who make it at once, one finds it made."""
+        import asyncpg
+
+        try:
+            await connection.execute(_SQL.ledger)
+        except (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):
+            await connection.execute(_SQL.ledger)
 
     def _check(self, applied: list[tuple[int, str, str]], known: tuple[Migration, ...]) -> None:
         if len(applied) > len(known):

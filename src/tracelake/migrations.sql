@@ -1,17 +1,13 @@
--- name: lock
--- One process at a time; a session that dies lets go.
-SELECT pg_advisory_lock($1)
-
--- name: unlock
--- The next one may look.
-SELECT pg_advisory_unlock($1)
-
 -- name: ledger
 -- What was applied, and in which form.
 CREATE TABLE IF NOT EXISTS schema_migration (
     version int PRIMARY KEY, name text NOT NULL, sha256 text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 )
+
+-- name: lock
+-- One process at a time; a session that dies lets go. A table, since everybody may take an advisory lock.
+LOCK TABLE schema_migration IN SHARE ROW EXCLUSIVE MODE
 
 -- name: applied
 -- In the order of application.

@@ -9,8 +9,11 @@ that the client's machine is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 KEEPALIVES = {
     "tcp_keepalives_idle": "15",
@@ -32,3 +35,19 @@ def end_transactions_after(seconds: int) -> Callable[[Any], Coroutine[Any, Any, 
         await connection.fetch(_LIMIT, f"{seconds}s")
 
     return limit
+
+
+async def while_waiting(
+    work: Coroutine[Any, Any, T], look: Callable[[], Awaitable[object]], patience: float
+) -> T:
+    """The result of ``work``. Each time that it has taken ``patience`` seconds more, ``look`` is called: it may
+    find a session in the way and end it."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=patience))[0]:
+            await look()
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -61,15 +61,15 @@ class SharedLogins:
                 )
         for login in self.logins:
             if _has_other_settings(states[login.role], login):
-                await _change(connection, _SQL.reset_settings, login.role)
+                await self._change(connection, _SQL.reset_settings, login.role)
         await self.install(good)
         for login in self.logins:
             if _mark_of(states[login.role]) is None:
-                await _change(connection, _SQL.mark, login.role, f"{_MARK}{self.installation_id}")
+                await self._change(connection, _SQL.mark, login.role, f"{_MARK}{self.installation_id}")
 
     async def restore(self, connection: asyncpg.Connection[Any]) -> None:
         """Put back what a role has changed about itself."""
-        changed = False
+        changed: dict[str, str] = {}
         for login in self.logins:
             state = await connection.fetchrow(_SQL.state, login.role)
             if self._is_strangers(state):
@@ -78,15 +78,23 @@ class SharedLogins:
                 why = "the role was gone"
             elif _has_other_settings(state, login):
                 why = "its settings were changed"
-                await _change(connection, _SQL.reset_settings, login.role)
+                await self._change(connection, _SQL.reset_settings, login.role)
             elif await self._opens(connection, login) is False:
                 why = "its password was changed"
             else:
                 continue
-            log.warning("a shared login is restored", role=login.role, why=why)
-            changed = True
+            changed[login.role] = why
         if changed:
             await self.install(await self._good_verifiers(connection))
+        for role, why in changed.items():
+            log.warning("a shared login was restored", role=role, why=why)
+
+    async def _change(self, connection: asyncpg.Connection[Any], statement: str, *arguments: str) -> None:
+        async def change() -> None:
+            await connection.execute(await connection.fetchval(statement, *arguments))
+
+        guests = [login.role for login in self.logins]
+        await change_roles(connection, change, dsn=self.dsn.reveal(), guests=guests)
 
     def _is_strangers(self, state: asyncpg.Record | None) -> bool:
         return _mark_of(state) not in (None, self.installation_id)
@@ -129,10 +137,3 @@ def _mark_of(state: asyncpg.Record | None) -> str | None:
 
 def _has_other_settings(state: asyncpg.Record | None, login: SharedLogin) -> bool:
     return state is not None and (bool(state["everywhere"]) or set(state["here"]) != login.settings)
-
-
-async def _change(connection: asyncpg.Connection[Any], statement: str, *arguments: str) -> None:
-    async def change() -> None:
-        await connection.execute(await connection.fetchval(statement, *arguments))
-
-    await change_roles(connection, change)

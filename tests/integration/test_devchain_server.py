@@ -1,5 +1,6 @@
 """The dev chain as a node on a port: over HTTP, as a command of its own, and while it changes."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +17,9 @@ import pytest
 
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.http_protocol import MAX_BODY
-from tracelake.evm.devchain.server import RunningChain, running
+from tracelake.evm.devchain.jsonrpc import MOST_ANSWER_BYTES
+from tracelake.evm.devchain.methods import ChainMethods
+from tracelake.evm.devchain.server import RunningChain, running, serving
 
 PATIENCE = 30.0
 
@@ -145,6 +149,74 @@ def test_the_command_says_where_it_listens_grows_and_ends_when_told(http: httpx.
         assert result(http, url, "eth_getBlockByHash", tip, False) is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
+
+
+def test_no_call_takes_more_than_a_chain_has_and_none_keeps_it_from_ending(http: httpx.Client) -> None:
+    with devchain("--port", "0", "--blocks", "20", "--block-time", "0") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().decode().split()[1]
+        for method, *params in (
+            ("devchain_mine", 100_000_000_000),
+            ("devchain_mine", 10_001),
+            ("devchain_reorg", 10, 100_000_000_000),
+            ("devchain_reorg", 10, 10_001),
+            ("devchain_reorg", 10_001),
+            ("devchain_rollback", 10_001),
+        ):
+            assert "error" in http.post(url, json=asked(method, *params)).json(), (method, params)
+        assert result(http, url, "eth_blockNumber") == "0x14"
+        # One that may be asked for, and takes a while.
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), PATIENCE) as busy:
+            body = orjson.dumps([asked("devchain_mine", 10_000)] * 50)
+            busy.sendall(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            before = process_seconds(process.pid)
+            while process_seconds(process.pid) < before + 0.3:
+                assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+
+
+def process_seconds(pid: int) -> float:
+    """How long it has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_batch_and_its_answer_are_bounded(node: RunningChain, http: httpx.Client) -> None:
+    call = asked("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
+    one = len(http.post(node.url, json=call).content)
+    said = http.post(node.url, json=[call] * 1001).json()
+    assert said["error"]["message"] == "a batch has at most 1000 calls"
+    node.chain.mine(MOST_ANSWER_BYTES // one // 20)
+    said = http.post(node.url, json=[call] * 1000).json()
+    assert said["error"]["message"] == f"the answer is larger than {MOST_ANSWER_BYTES} bytes"
+
+
+def test_requests_whose_answers_nobody_reads_are_not_answered_ahead(node: RunningChain) -> None:
+    calls = 0
+    answered = ChainMethods(node.chain).call
+
+    class Counted:
+        def call(self, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return answered(*arguments)
+
+    body = orjson.dumps(asked("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"}))
+    node.chain.mine(300)
+    request = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with (
+        serving(Counted()) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), PATIENCE) as connection,
+        connection.makefile("rb") as reader,
+    ):
+        connection.sendall(request * 100)
+        reader.readline()
+        assert calls < 60
+        got = 1
+        while got < 100:
+            got += reader.readline().count(b"HTTP/1.1 200 OK")
+        assert calls == 100
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])

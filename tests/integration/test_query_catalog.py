@@ -126,7 +126,9 @@ async def test_a_role_that_is_somebody_s_is_left_alone(
     try:
         await admin.execute(f"CREATE ROLE {taken} CREATEDB")
         with pytest.raises(Conflict) as error:
-            await install_query_roles(admin, catalog_password=PASSWORD, audit_password=PASSWORD)
+            await install_query_roles(
+                admin, dsn=Secret(state_dsn), catalog_password=PASSWORD, audit_password=PASSWORD
+            )
         assert error.value.reason == "RoleInUse"
         assert not await admin.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", taken)
     finally:

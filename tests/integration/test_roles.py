@@ -10,21 +10,27 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from tracelake.domain.errors import Unavailable
 from tracelake.roles import change_roles
 from tracelake.testing.postgres import CloneDatabase
 
 
+@pytest.fixture
+def roles_dsns(clone_database: CloneDatabase) -> list[str]:
+    return [clone_database("roles", lambda dsn: None) for _ in range(4)]
+
+
 @pytest_asyncio.fixture
-async def sessions(clone_database: CloneDatabase) -> AsyncIterator[list[asyncpg.Connection]]:
+async def sessions(roles_dsns: list[str]) -> AsyncIterator[list[asyncpg.Connection]]:
     """One in each of four databases of a cluster."""
-    opened = [await asyncpg.connect(clone_database("roles", lambda dsn: None)) for _ in range(4)]
+    opened = [await asyncpg.connect(dsn) for dsn in roles_dsns]
     yield opened
     for session in opened:
         await session.close()
 
 
 async def test_installs_of_several_databases_at_once_all_get_through(
-    sessions: list[asyncpg.Connection],
+    sessions: list[asyncpg.Connection], roles_dsns: list[str]
 ) -> None:
     role = f"race_{uuid4().hex}"
 
@@ -34,7 +40,7 @@ async def test_installs_of_several_databases_at_once_all_get_through(
 
     async def many_times(session: asyncpg.Connection) -> None:
         for _ in range(10):
-            await change_roles(session, lambda: put(session))
+            await change_roles(session, lambda: put(session), dsn=roles_dsns[0], guests=[role])
 
     try:
         await asyncio.gather(*map(many_times, sessions))
@@ -43,7 +49,9 @@ async def test_installs_of_several_databases_at_once_all_get_through(
         await sessions[0].execute(f"DROP ROLE IF EXISTS {role}")
 
 
-async def test_a_change_that_is_refused_is_not_tried_again(sessions: list[asyncpg.Connection]) -> None:
+async def test_a_change_that_is_refused_is_not_tried_again(
+    sessions: list[asyncpg.Connection], roles_dsns: list[str]
+) -> None:
     tries = 0
 
     async def refused() -> None:
@@ -52,5 +60,23 @@ async def test_a_change_that_is_refused_is_not_tried_again(sessions: list[asyncp
         await sessions[0].execute("ALTER ROLE nobody_has_this_name LOGIN")
 
     with pytest.raises(asyncpg.UndefinedObjectError):
-        await change_roles(sessions[0], refused)
+        await change_roles(sessions[0], refused, dsn=roles_dsns[0], guests=[])
     assert tries == 1
+
+
+async def test_who_is_no_guest_is_waited_for_and_not_for_ever(
+    sessions: list[asyncpg.Connection], roles_dsns: list[str]
+) -> None:
+    role = f"held_{uuid4().hex}"
+    await sessions[0].execute(f"CREATE ROLE {role}")
+    await sessions[1].execute(f"BEGIN; ALTER ROLE {role} LOGIN")
+
+    async def change() -> None:
+        await sessions[0].execute(f"SET LOCAL lock_timeout = '500ms'; ALTER ROLE {role} NOLOGIN")
+
+    try:
+        with pytest.raises(Unavailable, match="pg_stat_activity"):
+            await change_roles(sessions[0], change, dsn=roles_dsns[0], guests=[role])
+    finally:
+        await sessions[1].execute("ROLLBACK")
+        await sessions[0].execute(f"DROP ROLE {role}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -125,6 +126,9 @@ def test_an_inherited_socket_of_another_address_is_not_listened_on(port: HeldPor
     environment = {"TRACELAKE_LISTEN_FDS": f"user={duplicate}"}
     assert inherited("user", LOOPBACK, port.number + 1, environment) is None
     assert environment == {}
+    for nonsense in ("9" * 5000, "-1", "x", "\N{ARABIC-INDIC DIGIT SEVEN}"):
+        environment = {"TRACELAKE_LISTEN_FDS": f"user={nonsense}"}
+        assert inherited("user", LOOPBACK, port.number, environment) is None
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +223,73 @@ def test_those_who_connect_and_say_nothing_keep_nobody_out(private: tuple[Cluste
         assert found is not None
         assert found[0] < 10
         silent.stdin.close()
+
+
+def packet(*parameters: bytes, code: int = 196608) -> bytes:
+    body = b"".join(each + b"\0" for each in parameters) + b"\0"
+    return struct.pack("!II", len(body) + 8, code) + body
+
+
+NO_GREETINGS = {
+    "a walsender": packet(b"user", b"x", b"replication", b"A\n" * 1000),
+    "a long walsender": packet(b"user", b"x", b"replication", b"A\n" * 4900),
+    "a walsender by another case": packet(b"user", b"x", b"REPLICATION", b"true"),
+    "a large one": packet(b"user", b"x", b"options", b"y" * 8000),
+    "a long value": packet(b"user", b"x", b"options", b"y" * 2000),
+    "a long user": packet(b"user", b"x" * 64),
+    "lines in a value": packet(b"user", b"x", b"application_name", b"a\nb"),
+    "lines in a name": packet(b"user", b"x", b"a\nb", b"c"),
+    "no user": packet(b"database", b"x"),
+    "a user twice": packet(b"user", b"x", b"user", b"y"),
+    "half a parameter": packet(b"user", b"x", b"database"),
+    "another protocol": packet(b"user", b"x", code=2 << 16),
+    "no length": struct.pack("!I", 0) + b"x" * 20,
+    "an endless length": struct.pack("!I", 0xFFFFFFFF) + b"x" * 20,
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "encryption for ever": struct.pack("!II", 8, 80877103) * 3,
+}
+
+
+def test_what_no_driver_says_first_is_not_passed_on_and_leaves_nothing_in_the_log(
+    private: tuple[Cluster, HeldPort, Path],
+) -> None:
+    cluster, port, _ = private
+    before = cluster.log_file.read_bytes()
+    for what, greeting in NO_GREETINGS.items():
+        with socket.create_connection((LOOPBACK, port.number), timeout=10) as stranger:
+            stranger.sendall(greeting)
+            answer = stranger.makefile("rb").read()
+        assert b"the port takes no such startup packet" in answer, what
+    with psycopg.connect(by_port(cluster, port)) as one:
+        assert one.execute("SELECT 1").fetchone() == (1,)
+    assert cluster.log_file.read_bytes() == before
+
+
+def test_a_greeting_may_come_byte_by_byte(private: tuple[Cluster, HeldPort, Path]) -> None:
+    _, port, _ = private
+    with socket.create_connection((LOOPBACK, port.number), timeout=10) as client:
+        for request in (80877103, 80877104):
+            client.sendall(struct.pack("!II", 8, request))
+            assert client.recv(1) == b"N"
+        greeting = packet(b"user", b"postgres", b"database", b"postgres", b"TimeZone", b"UTC", code=196610)
+        for byte in greeting:
+            client.sendall(bytes([byte]))
+        assert client.recv(1) in (b"R", b"v")
+
+
+def test_what_a_login_makes_the_server_say_does_not_fill_the_disk(
+    private: tuple[Cluster, HeldPort, Path],
+) -> None:
+    """Neither by a long message, nor by a long statement, nor by many."""
+    cluster, port, _ = private
+    before = cluster.log_file.stat().st_size
+    with psycopg.connect(by_port(cluster, port), autocommit=True) as one:
+        for statement in ("SELECT repeat('y', 20000000)::int", "SELECT 1/0 /*" + "x" * 5_000_000 + "*/"):
+            with pytest.raises(psycopg.Error):
+                one.execute(statement)
+    eventually("the message is there", lambda: b"division by zero" in cluster.log_file.read_bytes())
+    assert cluster.log_file.stat().st_size - before < 64 * 1024
+    assert b"bytes more)" in cluster.log_file.read_bytes()
 
 
 def test_one_is_told_by_the_kernel_who_is_at_the_other_end() -> None:

@@ -332,10 +332,84 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 async def test_requests_behind_each_other_without_end_are_cut_off() -> None:
-    async with uvicorn_port(LONG) as number:
+    async with uvicorn_port(SHORT) as number:
         sent, said = await pour(number, b"", b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n" * 1000, most=100 * MIB)
         assert sent < 32 * MIB
         assert said.startswith(b"HTTP/1.1 ")
+
+
+@EVERY
+async def test_many_requests_behind_each_other_are_answered_one_after_the_other(port: Port) -> None:
+    """More than wait at a time, in one write."""
+    async with port(LONG) as number:
+        reader, writer = await connect(number)
+        writer.write(GOOD * 2000)
+        assert [await answer(reader) for _ in range(2000)] == [200] * 2000
+        writer.transport.abort()
+
+
+ANY = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+HOST = b"Host: x\r\n"
+ODD = {
+    "many at once": ANY * 40,
+    "many at once, then nonsense": ANY * 10 + b"nonsense\r\n\r\n",
+    "one, then nonsense": ANY + b"\x00\xff" * 50,
+    "one, then a huge head": ANY * 3 + b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000,
+    "a large answer, then nonsense": b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + b"nonsense\r\n\r\n",
+    "a body in the middle of many": ANY * 5 + b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n12345",
+    "nonsense behind a body": b"POST / HTTP/1.1\r\nX-Token: good\r\nContent-Length: 2\r\n\r\n{}\x00\x00\x00",
+    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
+    "a length and chunks": b"POST / HTTP/1.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a negative length": b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    "a huge length": b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 30 + b"\r\n\r\n",
+    "a negative chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n{}",
+    "a huge chunk": b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
+    "a name with a space": b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
+    "a zero in a value": b"GET / HTTP/1.1\r\nX: a\x00b\r\n\r\n",
+    "bytes in a path": b"GET /\xff\xfe%zz%ff HTTP/1.1\r\n" + HOST + b"\r\n",
+    "half an address": b"GET http://[::1 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an address without a path": b"GET https://x HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an authority": b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a star": b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n",
+    "an upgrade": ANY[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + ANY,
+    "a web socket": ANY[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n",
+    "something expected": b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+    "another version": b"GET / HTTP/9.9\r\n\r\n",
+    "an old version": b"GET / HTTP/1.0\r\n\r\n" + ANY,
+    "no version": b"GET /\r\n\r\n",
+    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"A" * 200,
+    "all bytes": bytes(range(256)) * 4,
+}
+
+
+@EVERY
+async def test_nothing_that_a_stranger_sends_writes_a_traceback(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However it is cut, and whether or not the stranger stays for the answer."""
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    async with port(SHORT) as number:
+        for odd in ODD.values():
+            for half_closed in (True, False):
+                for cut in (len(odd), max(1, len(odd) - 7), len(odd) // 2):
+                    reader, writer = await connect(number)
+                    with contextlib.suppress(ConnectionError):
+                        writer.write(odd[:cut])
+                        await asyncio.sleep(0)
+                        writer.write(odd[cut:])
+                        if half_closed:
+                            writer.write_eof()
+                            await asyncio.wait_for(reader.read(100), 1)
+                    writer.transport.abort()
+        await asyncio.sleep(0.3)
+    assert failed == []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.exc_info or record.levelname in ("ERROR", "CRITICAL")
+    ] == []
 
 
 @pytest.mark.parametrize(

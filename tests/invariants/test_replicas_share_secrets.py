@@ -456,6 +456,125 @@ async def test_another_installation_on_the_same_server_does_not_lock_the_first_o
     assert await verifiers(databases) == before
 
 
+@asynccontextmanager
+async def taken(databases: Databases, folder: Path) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The roles are in place, as after a Dispatcher's start; what is given restores them once."""
+    home = Home(folder)
+    await join_by_dsn(databases.state_dsn, home.copies, {})
+    state, queue = await asyncpg.connect(databases.state_dsn), await asyncpg.connect(databases.queue_dsn)
+    try:
+        async with state.transaction():
+            shared = await agree(Transaction(state), home.copies, home.copies.read())
+        kept = (
+            (state, state_logins(Secret(databases.state_dsn), shared, state)),
+            (queue, queue_logins(Secret(databases.queue_dsn), shared)),
+        )
+        for connection, logins_of in kept:
+            await logins_of.take(connection)
+
+        async def restore() -> None:
+            for connection, logins_of in kept:
+                await logins_of.restore(connection)
+
+        yield restore
+    finally:
+        await state.close()
+        await queue.close()
+
+
+async def test_a_login_that_holds_its_own_role_is_restored_all_the_same(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with taken(databases, tmp_path) as restore:
+        held: list[asyncpg.Connection[Any]] = []
+        for role, dsn in logins(databases, tmp_path).items():
+            first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+            held += [first, second]
+            for session in (first, second):
+                await session.execute(
+                    "SET default_transaction_read_only = off; SET idle_in_transaction_session_timeout = 0"
+                )
+            await first.execute(f"ALTER ROLE {role} PASSWORD 'mine'")
+            await second.execute(f"BEGIN; ALTER ROLE {role} PASSWORD 'mine too'")
+        assert not await all_open(databases, tmp_path)
+        async with asyncio.timeout(10):
+            await restore()
+        assert await all_open(databases, tmp_path)
+        for session in held:
+            session.terminate()
+
+
+NOT_FOR_GUESTS = (
+    "SELECT pg_advisory_lock(8600143)",
+    "SELECT pg_try_advisory_xact_lock_shared(1)",
+    "DO $$ BEGIN PERFORM 1; END $$",
+    "SELECT pg_logical_emit_message(false, 'x', 'y')",
+    "SELECT lo_create(0)",
+    "CREATE TEMP TABLE x (y int)",
+    "CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "LOCK TABLE public.deploy_lock IN ACCESS SHARE MODE",
+    "LOCK TABLE public.schema_migration IN ACCESS SHARE MODE",
+    "LOCK TABLE installation.secret IN ACCESS SHARE MODE",
+    "LOCK TABLE tracelake_queue.schema_version IN SHARE ROW EXCLUSIVE MODE",
+    "LOCK TABLE tracelake_queue.schema_version IN ROW SHARE MODE",
+)
+
+
+async def test_guests_take_no_lock_that_the_platform_waits_for_and_run_no_code(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with taken(databases, tmp_path) as restore:
+        before = await rights(databases)
+        for role, dsn in logins(databases, tmp_path).items():
+            connection = await asyncpg.connect(dsn)
+            await connection.execute("SET default_transaction_read_only = off")
+            for statement in NOT_FOR_GUESTS:
+                assert await is_refused(connection, statement), f"{role}: {statement}"
+            # What a login may give up isn't what it needs.
+            await connection.execute(f"DROP OWNED BY {role}")
+            await connection.close()
+        assert await rights(databases) == before
+        admin = await asyncpg.connect(databases.state_dsn)
+        limits = await admin.fetch(
+            "SELECT rolname, rolconnlimit FROM pg_roles WHERE rolname = ANY($1::text[])", list(ROLES)
+        )
+        await admin.close()
+        assert {row["rolname"]: row["rolconnlimit"] for row in limits} == {
+            QUEUE_ROLE: 120, CATALOG_ROLE: 60, AUDIT_ROLE: 60,
+        }  # fmt: skip
+        await restore()
+
+
+async def is_refused(connection: asyncpg.Connection[Any], statement: str) -> bool:
+    """As a thing that the role may not do, or doesn't see."""
+    await connection.execute("BEGIN")
+    try:
+        await connection.execute(statement)
+    except (
+        asyncpg.InsufficientPrivilegeError,
+        asyncpg.UndefinedTableError,
+        asyncpg.InvalidSchemaNameError,
+    ):
+        return True
+    finally:
+        await connection.execute("ROLLBACK")
+    return False
+
+
+async def rights(databases: Databases) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    for dsn in (databases.state_dsn, databases.queue_dsn):
+        admin = await asyncpg.connect(dsn)
+        rows = await admin.fetch(
+            """SELECT relname::text, relacl::text FROM pg_class WHERE relacl::text ~ 'tracelake_'
+               UNION SELECT nspname, nspacl::text FROM pg_namespace
+               UNION SELECT datname, datacl::text FROM pg_database ORDER BY 1"""
+        )
+        found += [tuple(row) for row in rows]
+        await admin.close()
+    return found
+
+
 async def test_an_owner_who_may_not_read_verifiers_notices_by_logging_in(
     databases: Databases, cluster: Cluster, tmp_path: Path
 ) -> None:

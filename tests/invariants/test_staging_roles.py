@@ -507,7 +507,7 @@ async def test_what_operators_had_made_by_a_shared_login_is_gone_after_an_upgrad
 ) -> None:
     await server.execute("CREATE DATABASE old")
     admin = await asyncpg.connect(own_cluster.dsn("old"))
-    schema = Schema("data", "tracelake.hot.migrations", lock=8_600_002)
+    schema = Schema("data", "tracelake.hot.migrations")
     for migration in schema.migrations()[:4]:
         await admin.execute(migration.sql)
     await admin.execute(f"CREATE ROLE {STAGING_ROLE} LOGIN PASSWORD 'shared'")
@@ -551,6 +551,150 @@ async def test_a_password_that_a_role_has_changed_is_restored(
         assert await restore_roles(dsn, **given) == [READER_ROLE]
         assert await restore_roles(dsn, **given) == []
     await reader.close()
+
+
+HELD = (
+    "REVOKE CONNECT ON DATABASE {database} FROM {login}",
+    "REVOKE SELECT ON data.{dataset} FROM {login}",
+    "DROP OWNED BY {login}",
+    "ALTER ROLE {login} PASSWORD 'mine'",
+)
+
+
+@pytest.mark.parametrize("statement", HELD)
+async def test_a_transaction_that_a_guest_leaves_open_keeps_no_attempt_waiting(
+    hot: HotStore, operator: Operators, admin: Connection, statement: str
+) -> None:
+    """Every login may change its own role and give up its own rights, and a change that isn't committed makes
+    others wait who change the same row of a catalogue: that of the database, for whoever opens a ticket."""
+    mine, theirs = writer(1), writer(1)
+    await hot.begin(theirs, VERSION, SCOPE)
+    await hot.commit(theirs, [output_of(await stage(operator, theirs, 2))], SCOPE, [])
+    ticket = await operator.ticket(mine, VERSION)
+    held = await asyncpg.connect(ticket.dsn.reveal())
+    database = await admin.fetchval("SELECT current_database()")
+    await held.execute("SET idle_in_transaction_session_timeout = 0; BEGIN")
+    await held.execute(statement.format(database=database, login=ticket.login, dataset=f"d_{VERSION.hex}"))
+    async with asyncio.timeout(5):
+        await operator.tickets.close(await operator.ticket(writer(1), VERSION))
+        await operator.tickets.close(ticket)
+    held.terminate()
+
+
+async def test_a_login_that_holds_its_own_role_is_restored_all_the_same(
+    own_cluster: Cluster, server: Connection
+) -> None:
+    await server.execute("CREATE DATABASE held")
+    dsn = own_cluster.dsn("held")
+    await asyncio.to_thread(install_data, dsn)
+    given = {"writer_password": PASSWORD, "reader_password": PASSWORD}
+    for role in (READER_ROLE, WRITER_ROLE):
+        for put_back in (restore_roles, install):
+            sessions = [await asyncpg.connect(role_dsn(dsn, role)) for _ in range(4)]
+            for session in sessions:
+                await session.execute(
+                    "SET default_transaction_read_only = off; SET idle_in_transaction_session_timeout = 0"
+                )
+            await sessions[0].execute(f"ALTER ROLE {role} PASSWORD 'mine'")
+            queued = [
+                asyncio.ensure_future(session.execute(f"BEGIN; ALTER ROLE {role} PASSWORD 'mine'"))
+                for session in sessions[1:]
+            ]
+            await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(8):
+                await put_back(dsn, **given)
+            await (await asyncpg.connect(role_dsn(dsn, role))).close()
+            for session in sessions:
+                session.terminate()
+            await asyncio.gather(*queued, return_exceptions=True)
+
+
+TAKEN_AWAY = {
+    READER_ROLE: (
+        "REVOKE SELECT ON ALL TABLES IN SCHEMA data FROM tracelake_reader",
+        "REVOKE CONNECT ON DATABASE given_up FROM tracelake_reader",
+        "ALTER DEFAULT PRIVILEGES FOR ROLE tracelake_writer IN SCHEMA data "
+        "REVOKE SELECT ON TABLES FROM tracelake_reader",
+    ),
+    WRITER_ROLE: (
+        "REVOKE CONNECT ON DATABASE given_up FROM tracelake_writer",
+        "REVOKE tracelake_staging FROM tracelake_writer",
+        "REVOKE INSERT ON tracelake.fence FROM tracelake_writer",
+    ),
+}
+
+
+async def test_rights_that_a_login_gave_up_come_back_and_no_new_table_needs_them(
+    own_cluster: Cluster, server: Connection
+) -> None:
+    await server.execute("CREATE DATABASE given_up")
+    dsn = own_cluster.dsn("given_up")
+    await asyncio.to_thread(install_data, dsn)
+    given = {"writer_password": PASSWORD, "reader_password": PASSWORD}
+    hot = HotStore(Secret(role_dsn(dsn, WRITER_ROLE)))
+    operators, who = Operators(hot), writer(1)
+    reader = await asyncpg.connect(role_dsn(dsn, READER_ROLE))
+    owner = await asyncpg.connect(dsn)
+    try:
+        await reader.execute("SET default_transaction_read_only = off")
+        await reader.execute(f"DROP OWNED BY {READER_ROLE}")
+        await hot.begin(who, VERSION, SCOPE)
+        await hot.commit(who, [output_of(await stage(operators, who, 1))], SCOPE, [])
+        assert len(await reader.fetch(f"TABLE data.d_{VERSION.hex}")) == 1
+        assert await restore_roles(dsn, **given) == [READER_ROLE]
+        assert await restore_roles(dsn, **given) == []
+        for role, statements in TAKEN_AWAY.items():
+            for statement in statements:
+                await owner.execute(statement)
+                assert await restore_roles(dsn, **given) == [role], statement
+        assert await restore_roles(dsn, **given) == []
+    finally:
+        await operators.close()
+        await hot.close()
+        await reader.close()
+        await owner.close()
+
+
+async def test_a_null_passes_no_check_of_a_function_that_runs_as_somebody_else(
+    hot: HotStore, operator: Operators, admin: Connection
+) -> None:
+    await operator.ticket(writer(1))
+    connection = await operator.connection(writer(1))
+    columns = '[["x", "text"]]'
+    for call in (
+        f"staging.open_table(NULL, '{columns}')",
+        "staging.open_table(0, NULL)",
+        "staging.open_table(NULL, NULL)",
+        "staging.open_table(0, 'null')",
+        "staging.open_table(0, '[null]')",
+        "staging.open_table(0, '[[null, null]]')",
+        "staging.open_like(NULL)",
+        "staging.discard(NULL)",
+        "staging.discard(ARRAY[NULL])",
+        "staging.discard_output(NULL)",
+    ):
+        with pytest.raises(asyncpg.PostgresError):
+            await connection.execute(f"SELECT {call}")
+    assert await staging_tables(admin) == []
+    definers = await admin.fetch(
+        """SELECT oid::regproc::text AS name, pronargs FROM pg_proc
+           WHERE pronamespace IN ('tracelake'::regnamespace, 'staging'::regnamespace) AND prosecdef"""
+    )
+    assert len(definers) > 10
+    for each in definers:
+        with pytest.raises(asyncpg.PostgresError):
+            await admin.execute(f"SELECT {each['name']}({', '.join(['NULL'] * each['pronargs'])})")
+
+
+async def test_a_commit_takes_tables_of_its_own_output_alone(
+    hot: HotStore, operator: Operators, admin: Connection
+) -> None:
+    who = writer(1)
+    await hot.begin(who, VERSION, SCOPE)
+    staged = await stage(operator, who, 1)
+    with pytest.raises(Invalid, match="isn't a staging table of output 1 of this attempt"):
+        await hot.commit(who, [output_of(staged, output_index=1)], SCOPE, [])
+    assert await hot.commit(who, [output_of(staged)], SCOPE, []) == [1]
 
 
 async def test_prepared_transactions_are_refused_at_the_install(tmp_path: Path) -> None:

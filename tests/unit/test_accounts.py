@@ -66,3 +66,10 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "accounts").chmod(0o755)
     with pytest.raises(Unavailable, match="open to others"):
         accounts.hold_account("operators")
+
+
+def test_an_account_is_named_or_numbered_and_anything_else_is_no_account() -> None:
+    assert accounts.entry_of("0").pw_name == accounts.entry_of("root").pw_name == "root"
+    for nonsense in ("9" * 5000, "4294967295", "-1", "no such name", "", "\N{ARABIC-INDIC DIGIT SEVEN}"):
+        with pytest.raises(KeyError):
+            accounts.entry_of(nonsense)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tracelake.capped_log import CappedFile
 from tracelake.worker.logs import program_log
 from tracelake.worker.logs.program_log import ProgramLog
 
@@ -47,7 +49,7 @@ async def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
 
 
 async def test_the_file_is_replaced_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_log, "_LARGEST_FILE", 10)
+    monkeypatch.setattr(program_log, "CappedFile", partial(CappedFile, largest=10))
     (tmp_path / "log").write_text("more than ten bytes\n")
     log = ProgramLog(tmp_path / "log", lambda line: None)
 

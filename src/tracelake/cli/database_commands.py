@@ -82,7 +82,7 @@ def install(
             "DsnMissing", "--env-file needs TRACELAKE_STATE_DSN and TRACELAKE_QUEUE_DSN to name them"
         )
     place = Home(home)
-    applied = install_data(place, data_dsn, new_passwords=new_passwords)
+    installed = install_data(place, data_dsn, new_passwords=new_passwords)
     if env_file is not None and state_dsn is not None and queue_dsn is not None:
         if asyncio.run(is_installed(state_dsn)):
             asyncio.run(join_by_dsn(state_dsn, place.copies))
@@ -91,13 +91,19 @@ def install(
     if as_json:
         print_json(
             {
-                "applied": applied,
+                "applied": installed.applied,
                 "env_file": None if env_file is None else str(env_file),
                 "open_databases": still_open,
+                "left_to_everybody": installed.left_to_everybody,
             }
         )
         return
-    typer.echo(f"the data database is ready ({', '.join(applied) or 'as it was'})")
+    typer.echo(f"the data database is ready ({', '.join(installed.applied) or 'as it was'})")
+    if installed.left_to_everybody:
+        typer.echo(
+            f"whoever can log in to the data database can use {', '.join(installed.left_to_everybody)}: only a "
+            "superuser can take that back, by installing once"
+        )
     if still_open:
         typer.echo(
             f"operators' logins can also connect to {', '.join(still_open)} on this server, as everybody can: "

@@ -9,6 +9,7 @@ import typer
 
 from tracelake.cli.failures import require_extras
 from tracelake.domain.errors import Invalid
+from tracelake.evm.devchain.growth import MOST_AT_ONCE, MOST_BLOCKS, MOST_TRANSACTIONS
 
 if TYPE_CHECKING:
     from tracelake.evm.devchain.chain import DevChain
@@ -20,11 +21,11 @@ failures, empty blocks and amounts up to 2^256 − 1. The same options give the 
 machine. State roots, base fees and signatures are made up: nothing can be sent to the chain or called on it.
 
 The chain is made before it is served, which takes a second for about 2,000 blocks of the usual size. It is kept
-in memory: a chain may have 1,000,000 blocks and 4,000,000 transactions at the start.
+in memory: a chain may have 1,000,000 blocks and 4,000,000 transactions at the start, and grow by as many.
 
 With `--block-time` it grows while it runs, and with `--reorg-every` it changes its mind. Programs on this machine
 can do both as well: `devchain_mine [count]`, `devchain_reorg [depth, new_length]`, `devchain_rollback [depth]` and
-`devchain_finalize [height]`.
+`devchain_finalize [height]`, with up to 10,000 blocks a call.
 
 Examples:
 
@@ -38,9 +39,6 @@ Examples:
 """
 
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m)?")
-MOST_BLOCKS = 1_000_000
-MOST_TRANSACTIONS = 4_000_000
-"""Of a chain at its start: their hashes are kept in memory, about 350 bytes for each."""
 LONGEST_BLOCK_TIME = 86_400.0
 SHORTEST_BLOCK_TIME = 0.001
 _UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0}
@@ -75,7 +73,7 @@ def devchain(
         int, typer.Option(min=0, max=MOST_BLOCKS, help="A reorg every so many blocks; 0 for never.")
     ] = 0,
     reorg_depth: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many blocks a reorg replaces.")
+        int, typer.Option(min=1, max=MOST_AT_ONCE, help="How many blocks a reorg replaces.")
     ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:

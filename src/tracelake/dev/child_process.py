@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracelake.dev.log_tail import last_lines, lines_since
+from tracelake.capped_log import CappedLog
+from tracelake.dev.log_tail import last_lines
 from tracelake.domain.errors import Unavailable
 from tracelake.held_port import HeldPort, handed_down
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.02
-_LOG_KEPT_BYTES = 20 * 1024 * 1024
+_DRAIN_SECONDS = 1.0
 _ERROR_LINE = "error: "
 
 
@@ -50,7 +51,7 @@ class ChildProcess:
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
-        self._said_before = 0
+        self._log: CappedLog | None = None
 
     @property
     def name(self) -> str:
@@ -70,20 +71,21 @@ class ChildProcess:
         if code is None:
             return "ended"
         how = f"ended with {ending(code)}" if code >= 0 else f"was killed by {ending(code)}"
-        said = _said(self._spec.log, self._said_before) if code > 0 else None
+        said = self._said() if code > 0 else None
         return f"{how} ({said})" if said else how
 
     def last_words(self) -> tuple[str, ...]:
+        if self._log is not None:
+            self._log.drained(_DRAIN_SECONDS)
         return last_lines(self._spec.log)
 
     def start(self, stopping: threading.Event) -> None:
         spec = self._spec
-        log = _open_log(spec.log)
-        said_before = self._said_before = os.fstat(log).st_size
+        log = self._log = _open_log(spec.log)
         try:
-            process = self._process = self._fork(log)
+            process = self._process = self._fork(log.write_fd)
         finally:
-            os.close(log)
+            log.handed_on()
         deadline = time.monotonic() + spec.start_timeout
         while process.poll() is None and not spec.ready(process.pid):
             if stopping.wait(_POLL):
@@ -93,7 +95,15 @@ class ChildProcess:
                 raise self._failed(f"wasn't ready after {spec.start_timeout:g} s")
         if (code := process.poll()) is not None:
             self._refuse_connections()
-            raise self._failed(_said(spec.log, said_before) or f"ended at its start ({ending(code)})")
+            raise self._failed(self._said() or f"ended at its start ({ending(code)})")
+
+    def _said(self) -> str | None:
+        """The last line in which the child said what is wrong."""
+        if self._log is None:
+            return None
+        self._log.drained(_DRAIN_SECONDS)
+        said = reversed(self._log.said().splitlines())
+        return next((line[len(_ERROR_LINE) :] for line in said if line.startswith(_ERROR_LINE)), None)
 
     def stop(self) -> None:
         try:
@@ -161,18 +171,9 @@ def _die_with_parent() -> Callable[[], None] | None:
     return in_child
 
 
-def _open_log(path: Path) -> int:
+def _open_log(path: Path) -> CappedLog:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > _LOG_KEPT_BYTES:
-            path.replace(path.with_name(f"{path.name}.1"))
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(path, flags, 0o600)
+        return CappedLog(path)
     except OSError as error:
         raise Unavailable("LogUnwritable", f"can't write the log {path}: {error.strerror}") from None
-
-
-def _said(log: Path, since: int) -> str | None:
-    """The last line in which the child said what is wrong."""
-    said = reversed(lines_since(log, since))
-    return next((line[len(_ERROR_LINE) :] for line in said if line.startswith(_ERROR_LINE)), None)

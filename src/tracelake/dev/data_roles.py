@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import structlog
 
 from tracelake.dev.home import Home
-from tracelake.hot.install import install, restore_roles
+from tracelake.hot.install import Installed, install, restore_roles
 from tracelake.secret import Secret
 
 _LOOK_SECONDS = 15.0
@@ -19,14 +19,14 @@ _END_SECONDS = 0.5
 _log = structlog.get_logger(__name__)
 
 
-def install_data(home: Home, dsn: str, *, new_passwords: bool = False) -> list[str]:
-    """Returns the migrations that were applied. The home has the database's passwords afterwards; when it had
+def install_data(home: Home, dsn: str, *, new_passwords: bool = False) -> Installed:
+    """The home has the database's passwords afterwards; when it had
     others, those who were told them need to be told again."""
     if new_passwords:
         home.forget_data_secrets()
     installed = asyncio.run(install(dsn, **_passwords(home), replace=new_passwords))
     home.keep_data_secrets(installed.writer_password.reveal(), installed.reader_password.reveal())
-    return installed.applied
+    return installed
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def roles_kept(home: Home, dsn: Callable[[], str]) -> Iterator[None]:
                     _log.warning("a login had changed itself and was restored", role=role)
             except Exception as error:
                 # Whatever it was, the next look comes: this thread ends with the stack, and with nothing else.
-                _log.debug("the data database's logins can't be looked at", error=str(error))
+                _log.warning("the data database's logins can't be looked at", error=str(error))
 
     keeper = threading.Thread(target=keep, name="data-roles", daemon=True)
     keeper.start()

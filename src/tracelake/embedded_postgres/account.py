@@ -90,10 +90,10 @@ def _owner(pgdata: Path) -> Account | None:
 
 def _chosen(name: str) -> Account:
     try:
-        entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-    except (KeyError, OverflowError):
+        entry = accounts.entry_of(name)
+    except KeyError:
         raise Invalid(
-            "NoSuchAccount", f"{USER_VARIABLE} names {name!r}, which this machine doesn't have"
+            "NoSuchAccount", f"{USER_VARIABLE} names {name[:40]!r}, which this machine doesn't have"
         ) from None
     if entry.pw_uid == 0 or is_nobody(entry.pw_uid):
         raise Invalid(

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
+from tracelake.capped_log import CappedLog
 from tracelake.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from tracelake.embedded_postgres import binaries, leftovers
 from tracelake.embedded_postgres.account import Account, ServerAccount, server_account
@@ -36,6 +37,8 @@ from tracelake.embedded_postgres.settings import HBA, LOOPBACK, SOCKET_PORT, con
 
 SUPERUSER = "postgres"
 _POLL = 0.01
+_DRAIN_SECONDS = 2.0
+_SAID_CHARACTERS = 4096
 _PORT_TRIES = 5
 _SOCKET_NAME = f".s.PGSQL.{SOCKET_PORT}"
 _SOCKET_PATH_BYTES = 107
@@ -72,6 +75,7 @@ class Cluster:
         self._throwaway = throwaway
         self._start_timeout = start_timeout
         self._server: ServerProcess | None = None
+        self._log: CappedLog | None = None
         self._account: ServerAccount | None = None
 
     def start(self) -> None:
@@ -94,6 +98,10 @@ class Cluster:
         if server is not None:
             server.stop(timeout)
             leftovers.end_orphans(self._folder.pgdata)
+        if self._log is not None:
+            # What it said last is in the file when this returns.
+            self._log.drained(_DRAIN_SECONDS)
+            self._log = None
         if self._account is not None:
             self._account.release()
             self._account = None
@@ -200,22 +208,23 @@ class Cluster:
         )
         folder.replace(folder.pgdata / "postgresql.conf", text, account)
         folder.replace(folder.pgdata / "pg_hba.conf", HBA, account)
-        log = folder.open_log()
-        said_before = folder.log_size()
+        log = self._log = folder.open_log()
         try:
-            self._server = ServerProcess(programs, folder.pgdata, account, log)
+            self._server = ServerProcess(programs, folder.pgdata, account, log.write_fd)
             self._server.start()
         finally:
-            os.close(log)
-        self._await_ready(self._server, said_before)
+            log.handed_on()
+        self._await_ready(self._server, log)
 
-    def _await_ready(self, server: ServerProcess, said_before: int) -> None:
+    def _await_ready(self, server: ServerProcess, log: CappedLog) -> None:
         deadline = time.monotonic() + self._start_timeout
         while not _is_ready(self._folder.pgdata, server.pid):
             ended = server.wait(_POLL)
             if not ended and time.monotonic() < deadline:
                 continue
-            said = self._folder.log_tail(said_before)
+            if ended:
+                log.drained(_DRAIN_SECONDS)
+            said = log.said().strip()[-_SAID_CHARACTERS:]
             if ended and "could not bind" in said:
                 raise _PortTakenError
             what = "ended" if ended else f"wasn't ready after {self._start_timeout:g} s"

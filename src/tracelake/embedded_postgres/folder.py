@@ -21,12 +21,10 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from tracelake.capped_log import CappedLog
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.embedded_postgres.account import Account
 from tracelake.trees import remove_if_possible
-
-_LOG_KEPT_BYTES = 10 * 1024 * 1024
-_TAIL_BYTES = 4096
 
 
 class ClusterFolder:
@@ -132,22 +130,12 @@ class ClusterFolder:
     def remember_owner(self, uid: int) -> None:
         self.replace(self._owner, f"{uid}\n")
 
-    def open_log(self) -> int:
+    def open_log(self) -> CappedLog:
         """The log, to be handed over open: the server's account may not reach its path.
 
         Never through a link: root may have been pointed at a folder that somebody else can write.
         """
-        if self.log.exists() and self.log.stat().st_size > _LOG_KEPT_BYTES:
-            self.log.rename(self.log.with_suffix(".log.1"))
-        return os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-    def log_size(self) -> int:
-        return self.log.stat().st_size if self.log.exists() else 0
-
-    def log_tail(self, since: int) -> str:
-        with self.log.open("rb") as file:
-            file.seek(max(since, self.log_size() - _TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace").strip()
+        return CappedLog(self.log)
 
 
 def make_private(folder: Path) -> None:

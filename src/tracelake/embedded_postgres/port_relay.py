@@ -2,7 +2,8 @@
 
 A port of the server's own would be open to every user of the machine: whoever connects and says nothing takes one
 of the server's connections, before anybody asks for a password; and whoever listens there while the server is down
-is told passwords. So the launcher holds the port (``HeldPort``) and passes connections on. Whoever hasn't logged in
+is told passwords. So the launcher holds the port (``HeldPort``) and passes connections on, once it has heard a
+greeting that a driver would send (``startup_packet.py``). Whoever hasn't logged in
 is a stranger: when there is no room for one more connection, a stranger gives way, of the user who has most of
 them.
 """
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import cast
 
+from tracelake.embedded_postgres.startup_packet import LARGEST, Greeting, judge, refusal
 from tracelake.held_port import LOOPBACK, HeldPort
 from tracelake.local_peer import uid_of
 from tracelake.serving.http_limits import Door, HttpLimits, Peer
@@ -26,7 +28,9 @@ _SILENT_SECONDS = 10.0
 _BACKLOG = 256
 _READ_BYTES = 64 * 1024
 _UNSENT_BYTES = 256 * 1024
-_LONGEST_GREETING = 64 * 1024
+_LONGEST_GREETING = 2 * LARGEST
+_MOST_DECLINED = 2
+"""Once for each kind of encryption that a client may ask for."""
 _LOGGED_IN = b"R\x00\x00\x00\x08\x00\x00\x00\x00"
 """``AuthenticationOk``, which the server sends once in a connection, before anything that a client could choose."""
 _LOGIN_BYTES = 16 * 1024
@@ -138,6 +142,7 @@ class _Client(_End):
         self._door = door
         self._socket_path = socket_path
         self._greeting = b""
+        self._declined = 0
         self._connecting: asyncio.Task[None] | None = None
         self._silence: asyncio.TimerHandle | None = None
         self.peer = Peer(LOOPBACK)
@@ -168,10 +173,27 @@ class _Client(_End):
             super()._received(data)
             return
         self._greeting += data
-        if len(self._greeting) > _LONGEST_GREETING:
-            self.abort()
-        elif self._connecting is None:
+        if self._connecting is not None:
+            # Nobody says more before the server has answered.
+            if len(self._greeting) > _LONGEST_GREETING:
+                self.abort()
+            return
+        self._hear_greeting()
+
+    def _hear_greeting(self) -> None:
+        while True:
+            verdict, size = judge(self._greeting)
+            if verdict is Greeting.DECLINE_ENCRYPTION and self._declined < _MOST_DECLINED:
+                self._declined += 1
+                self._greeting = self._greeting[size:]
+                self.write(b"N")
+                continue
+            break
+        if verdict is Greeting.FORWARD:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        elif verdict is not Greeting.WAIT:
+            self.write(refusal())
+            self.close()
 
     async def _connect(self) -> None:
         """The server has nothing to do with a connection before something was said on it."""

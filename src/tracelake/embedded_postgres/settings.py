@@ -54,6 +54,10 @@ _DEFAULTS = {
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %q%u@%d ",
     "log_checkpoints": "off",
+    # A statement is as long as its sender likes. What was wrong with it is said without it.
+    "log_min_error_statement": "panic",
+    "log_parameter_max_length": "0",
+    "log_parameter_max_length_on_error": "0",
 }
 
 # A throwaway cluster may lose everything in a power cut. Commits still wait for the (unsynced) write, so

@@ -9,6 +9,7 @@ that a crash between the data and its event loses neither.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import structlog
 
 from tracelake import sqlfiles
 from tracelake.contracts.dispatcher_api import EventIn
@@ -28,11 +30,16 @@ from tracelake.secret import Secret
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/commit.sql")
 _COMMAND_SECONDS = 600
+# Before the shortest of the limits on waiting for a lock that functions of the data database set for themselves.
+_PATIENCE_SECONDS = 0.5
+_PAUSE_SECONDS = 1.0
 _STALE = "TL001"
 _UNFIT = "TL002"
 _LOST = "TL003"
 # Sent as text: the database compares revisions as numbers.
 Revisions = dict[str, int]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +53,11 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedOutput:
-    """An output's staged rows: staging tables, and how many rows each has. Without tables the range is emptied.
-    ``unique_key`` is set for an output that appends."""
+    """An output's staged rows: staging tables, which have its ``output_index`` in their names, and how many rows
+    each has. Without tables the range is emptied. ``unique_key`` is set for an output that appends."""
 
     dataset_version: UUID
+    output_index: int
     tables: tuple[tuple[str, int], ...] = ()
     layout: TableLayout = PLAIN
     kept: bool = False
@@ -133,6 +141,7 @@ class HotStore:
             output.appends,
             list(output.unique_key),
             _json(output.layout),
+            output.output_index,
         )
         return inserted
 
@@ -150,13 +159,43 @@ class HotStore:
                     reset=_reset,
                     server_settings={**KEEPALIVES, "application_name": "tracelake-worker"},
                 )
-            async with self._pool.acquire() as connection:
+            async with self._pool.acquire() as connection, self._freed(connection.get_server_pid()):
                 yield connection
         except asyncpg.PostgresError as error:
             raise _meaning(error) from error
         except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             # A connection that ends between two statements may show as either of the driver's own errors.
             raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from error
+
+    @asynccontextmanager
+    async def _freed(self, pid: int) -> AsyncIterator[None]:
+        """A guest can leave a transaction open that this session waits for: then another one ends the guest's."""
+        looking: set[asyncio.Task[None]] = set()
+
+        def begin_to_look() -> None:
+            looking.add(asyncio.create_task(self._end_blockers(pid)))
+
+        timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, begin_to_look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in looking:
+                task.cancel()
+
+    async def _end_blockers(self, pid: int) -> None:
+        """Again and again, by a session that isn't the pool's: all of those may be waiting."""
+        try:
+            asking: asyncpg.Connection[Any] = await asyncpg.connect(self.dsn.reveal(), timeout=10)
+            try:
+                while True:
+                    if ended := await asking.fetchval(_SQL.end_blockers, pid):
+                        log.warning("sessions that held up the platform were ended", sessions=ended)
+                    await asyncio.sleep(_PAUSE_SECONDS)
+            finally:
+                asking.terminate()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            log.debug("can't look who holds up the platform", error=str(error))
 
 
 async def _reset(connection: Any) -> None:

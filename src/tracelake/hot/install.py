@@ -21,12 +21,13 @@ import asyncpg
 from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Conflict, Unavailable
 from tracelake.migrations import Schema
-from tracelake.roles import change_roles
+from tracelake.roles import act_as, change_roles, strip_public
 from tracelake.secret import Secret
 
 STAGING_ROLE = "tracelake_staging"
 WRITER_ROLE = "tracelake_writer"
 READER_ROLE = "tracelake_reader"
+_ROLES = (STAGING_ROLE, WRITER_ROLE, READER_ROLE)
 
 _SETTINGS = {
     WRITER_ROLE: {"idle_in_transaction_session_timeout=10s"},
@@ -40,16 +41,18 @@ _SETTINGS = {
 """What the grants set for the roles in this database; they have no settings elsewhere."""
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/install.sql")
-_DATA = Schema("data", "tracelake.hot.migrations", lock=8_600_002)
+_DATA = Schema("data", "tracelake.hot.migrations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """``applied`` are the names of the migrations that were missing; the passwords are those that hold now."""
+    """``applied`` are the names of the migrations that were missing; the passwords are those that hold now.
+    ``left_to_everybody`` is what Postgres lets everybody do and the installer couldn't take back."""
 
     applied: list[str]
     writer_password: Secret
     reader_password: Secret
+    left_to_everybody: tuple[str, ...] = ()
 
 
 async def install(
@@ -64,16 +67,21 @@ async def install(
         writer_password = Secret(await connection.fetchval(statement, WRITER_ROLE, writer_password.reveal()))
         reader_password = Secret(await connection.fetchval(statement, READER_ROLE, reader_password.reveal()))
 
+        left_to_everybody: tuple[str, ...] = ()
+
         async def put_roles() -> None:
-            await connection.execute(_SQL.one_at_a_time)
             await _put_owner(connection, STAGING_ROLE)
             await _put_role(connection, WRITER_ROLE, writer_password)
             await _put_role(connection, READER_ROLE, reader_password)
-            for role in (STAGING_ROLE, WRITER_ROLE):
-                await connection.execute(await connection.fetchval(_SQL.act_as, role))
+            for role in _ROLES:
+                await act_as(connection, role)
+
+        async def put_grants() -> None:
+            nonlocal left_to_everybody
+            await connection.execute(_SQL.one_at_a_time)
             await connection.execute(await connection.fetchval(_SQL.close_database))
+            left_to_everybody = await strip_public(connection)
             if is_superuser:
-                await connection.execute(_SQL.strip_public)
                 await connection.execute(await connection.fetchval(_SQL.reserve, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.open_staging, STAGING_ROLE))
@@ -81,9 +89,16 @@ async def install(
             await connection.execute(_SQL.revoke_functions)
             await connection.execute(await connection.fetchval(_SQL.grant_functions, WRITER_ROLE))
 
-        await change_roles(connection, put_roles)
+        # Every attempt waits for the lock of the grants; roles, which their own sessions may hold, come before it.
+        await change_roles(connection, put_roles, dsn=admin_dsn, guests=_ROLES)
+        await change_roles(connection, put_grants, dsn=admin_dsn, guests=_ROLES)
         await connection.execute(_SQL.end_sessions, STAGING_ROLE)
-        return Installed(applied=applied, writer_password=writer_password, reader_password=reader_password)
+        return Installed(
+            applied=applied,
+            writer_password=writer_password,
+            reader_password=reader_password,
+            left_to_everybody=left_to_everybody,
+        )
 
 
 async def open_databases(admin_dsn: str) -> list[str]:
@@ -94,14 +109,15 @@ async def open_databases(admin_dsn: str) -> list[str]:
 
 
 async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
-    """Give those roles their passwords and settings again that have other ones now, and return which they were: a
-    role can't be kept from changing its own. Costs three logins when all is well."""
+    """Give those roles their passwords, settings and rights again that have other ones now, and return which they
+    were: a role can't be kept from changing its own. Costs three logins when all is well."""
     passwords = {WRITER_ROLE: writer_password, READER_ROLE: reader_password}
     async with _connected(admin_dsn) as connection:
         changed = [
             role
             for role, password in passwords.items()
             if set(await connection.fetchval(_SQL.settings, role)) != _SETTINGS[role]
+            or await _lacks_rights(connection, role)
             or not await _gets_in(admin_dsn, role, password)
         ]
 
@@ -113,8 +129,14 @@ async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_passw
             await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
 
         if changed:
-            await change_roles(connection, put_roles)
+            await change_roles(connection, put_roles, dsn=admin_dsn, guests=_ROLES)
         return changed
+
+
+async def _lacks_rights(connection: asyncpg.Connection[Any], role: str) -> bool:
+    if role == WRITER_ROLE:
+        return bool(await connection.fetchval(_SQL.lacks_writing, STAGING_ROLE, WRITER_ROLE))
+    return bool(await connection.fetchval(_SQL.lacks_reading, READER_ROLE, WRITER_ROLE))
 
 
 @asynccontextmanager
@@ -165,7 +187,7 @@ async def _gets_in(dsn: str, role: str, password: Secret) -> bool:
         connection: asyncpg.Connection[Any] = await asyncpg.connect(
             dsn, user=role, password=password.reveal(), timeout=10
         )
-    except asyncpg.InvalidAuthorizationSpecificationError:
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError):
         return False
     except (OSError, asyncpg.PostgresError, TimeoutError) as error:
         raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None

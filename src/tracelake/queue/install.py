@@ -19,8 +19,11 @@ import asyncpg
 
 from tracelake import scram, sqlfiles
 from tracelake.queue.migrate import migrate
-from tracelake.roles import change_roles, put_bare_role
+from tracelake.roles import change_roles, put_bare_role, strip_public_or_say
 
+CONNECTIONS = 120
+"""Of the role at once, for all workers and sinks together: one of them has up to five. ``ALTER DATABASE … SET
+tracelake.guest_connections`` says another number."""
 SETTINGS = frozenset({"idle_in_transaction_session_timeout=10s", "statement_timeout=60s"})
 """What the grants set for the role, as the catalogue of Postgres has it."""
 
@@ -39,12 +42,14 @@ async def install(
 
         async def put_role() -> None:
             await connection.execute(_MIGRATE.lock)
-            await put_bare_role(connection, role, verifier, needed_by="the queue")
+            await put_bare_role(connection, role, verifier, needed_by="the queue", connections=CONNECTIONS)
             await connection.execute(await connection.fetchval(_SQL.close_database))
-            await connection.execute(_SQL.strip_public)
+            await connection.execute(_SQL.close_public_schema)
+            await strip_public_or_say(connection)
+            await connection.execute(await connection.fetchval(_SQL.let_notify, role))
             await connection.execute(await connection.fetchval(_SQL.grants, role))
 
-        await change_roles(connection, put_role)
+        await change_roles(connection, put_role, dsn=admin_dsn, guests=(role,))
         return await open_databases(connection, role)
 
 

@@ -35,9 +35,9 @@ def schema_files() -> dict[int, str]:
 
 async def migrate(connection: asyncpg.Connection[Any]) -> int:
     """Bring the schema to this code's version; answers how many steps that took."""
+    await _bootstrap(connection)
     async with connection.transaction():
         await connection.execute(_MIGRATIONS.lock)
-        await connection.execute(_MIGRATIONS.bootstrap)
         current = await connection.fetchval(_MIGRATIONS.version)
         _refuse_newer(current)
         steps = [(version, text) for version, text in schema_files().items() if version > current]
@@ -45,6 +45,14 @@ async def migrate(connection: asyncpg.Connection[Any]) -> int:
             await connection.execute(text)
             await connection.execute(_MIGRATIONS.record, version)
     return len(steps)
+
+
+async def _bootstrap(connection: asyncpg.Connection[Any]) -> None:
+    """Before there is a table, there is nothing to lock: of two who make it at once, one finds it made."""
+    try:
+        await connection.execute(_MIGRATIONS.bootstrap)
+    except (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError, asyncpg.DuplicateSchemaError):
+        await connection.execute(_MIGRATIONS.bootstrap)
 
 
 async def check_schema(pool: asyncpg.Pool[Any]) -> None:

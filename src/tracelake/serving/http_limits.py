@@ -212,6 +212,7 @@ class RequestMeter:
 
 
 _REFUSALS = {
+    400: (b"Bad Request", b"NotHttp", b"this is no HTTP request"),
     408: (b"Request Timeout", b"RequestTimeout", b"the request didn't come in time"),
     431: (b"Request Header Fields Too Large", b"HeadTooLarge", b"the request's head is too large"),
     503: (b"Service Unavailable", b"TooManyConnections", b"there are too many connections; try again later"),

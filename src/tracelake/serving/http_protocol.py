@@ -14,16 +14,40 @@ import struct
 from typing import Any, ClassVar
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from tracelake.serving.http_limits import CUT_SECONDS, Door, HttpLimits, Peer, RequestMeter, peer_of, refusal
+from tracelake.serving.http_limits import (
+    CUT_SECONDS,
+    KIB,
+    Door,
+    HttpLimits,
+    Peer,
+    RequestMeter,
+    peer_of,
+    refusal,
+)
 
 MOST_UNREAD = 8 * 1024 * 1024
 """Of a body whose request is answered already."""
 UNREAD_SECONDS = 5.0
 MOST_PIPELINED = 32
+"""Requests that wait behind the one that is being answered; what comes behind them isn't looked at yet."""
+_PIECE = 2 * KIB
+"""What is parsed at once of a head, and of what comes behind it: no more than a few dozen requests."""
+
+
+class _Flow(FlowControl):
+    """An application that asks for its body, or has answered, would have more read: not while that is ``held``."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -44,6 +68,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._meter = RequestMeter(self.limits.head_bytes)
         self._known = False
         self._over = False
+        self._answered: RequestResponseCycle | None = None
+        self._unparsed = b""
         self._unread = 0
         self._body_began = self._body_moved = 0.0
         self._body_bytes = 0
@@ -62,6 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         self.peer = peer_of(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
         if self.door.enter(self):
             self._head_timer = self.loop.call_later(self.limits.head_seconds, self._head_is_late)
@@ -72,20 +99,45 @@ class BoundedHttp(HttpToolsProtocol):
         self._over = True
         self.door.leave(self)
         self._stop_timers()
+        self._give_up_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._unparsed:
+            self._unparsed += data
+            return
         meter = self._meter
-        if len(data) <= meter.room:
+        if len(data) <= min(meter.room, _PIECE):
             self._feed(data)
         else:
-            left = memoryview(data)
-            while left and not self._over:
-                size = meter.room
-                self._feed(left[:size])
-                left = left[size:]
+            self._feed_in_pieces(data)
         if not self._over:
             self._watch(len(data))
+
+    def _feed_in_pieces(self, data: bytes) -> None:
+        """As far as there are not too many requests waiting; the rest is parsed when some were answered."""
+        meter = self._meter
+        left = memoryview(data)
+        while left and not self._over:
+            if len(self.pipeline) >= MOST_PIPELINED:
+                self._unparsed = bytes(left)
+                self._flow.held = True
+                self.flow.pause_reading()
+                return
+            size = meter.room if meter.in_body else min(meter.room, _PIECE)
+            self._feed(left[:size])
+            left = left[size:]
+
+    def _parse_on(self) -> None:
+        data, self._unparsed = self._unparsed, b""
+        if self._over or not data:
+            return
+        self._flow.held = False
+        self._feed_in_pieces(data)
+        if not self._over:
+            self._watch(0)
+            if not self._unparsed and not self.pipeline:
+                self.flow.resume_reading()
 
     def _feed(self, piece: bytes | memoryview) -> None:
         if self._over:
@@ -98,15 +150,11 @@ class BoundedHttp(HttpToolsProtocol):
             # Nobody has to take an offer to speak another protocol: the request is answered as it is.
             pass
         except httptools.HttpParserError:
-            self._over = True
-            self._stop_timers()
-            self.send_400_response("Invalid HTTP request received.")
+            self._end(400)
             return
         self._meter.fed(len(piece), in_body)
         if self._meter.too_large:
             self._end(431)
-        elif len(self.pipeline) > MOST_PIPELINED:
-            self._end(503)
 
     def _watch(self, size: int) -> None:
         """Time runs while a request is only half here."""
@@ -152,9 +200,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._meter.message_complete()
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         self._known = self.known
         super().on_response_complete()
+        if self._unparsed and len(self.pipeline) < MOST_PIPELINED:
+            self.loop.call_soon(self._parse_on)
         if self.transport.get_write_buffer_size() and self._write_timer is None:
             self._watch_writing()
         if self._meter.in_body and not self._over:
@@ -225,18 +279,26 @@ class BoundedHttp(HttpToolsProtocol):
         self._over = True
         self._stop_timers()
         self._unset_keepalive_if_required()
-        cycle = self.cycle
-        answering = cycle is not None and not cycle.response_complete
-        if answering:
-            # Whoever waits for the rest of the request learns that it won't come.
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if status is not None and not (answering and cycle.response_started):
+        answered = self._answered
+        is_answering = answered is not None and answered.response_started and not answered.response_complete
+        self._give_up_requests()
+        if status is not None and not is_answering:
             self.transport.write(refusal(status))
         self.flow.pause_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(CUT_SECONDS, self.transport.abort)
+
+    def _give_up_requests(self) -> None:
+        """Nothing is written for them any more, those that wait aren't begun, and whoever waits for the rest of one
+        learns that it won't come."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        self._unparsed = b""
+        for cycle in (self._answered, self.cycle, *waiting):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _stop_timers(self) -> None:
         for timer in (self._head_timer, self._body_timer, self._write_timer):

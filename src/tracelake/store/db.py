@@ -30,7 +30,6 @@ Row = asyncpg.Record
 
 log = logging.getLogger(__name__)
 
-_DEPLOY_LOCK = 8_600_143
 _MAX_TRIES = 8
 _CONNECT_SECONDS = 10.0
 # Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
@@ -61,11 +60,12 @@ _LOST = (
 
 
 class DeployLock(Enum):
-    """How a transaction stands to deploys. The values open the transaction."""
+    """How a transaction stands to deploys. The values open the transaction. A table is locked, since guests of the
+    database can't lock that, while everybody may take an advisory lock."""
 
     NONE = "BEGIN"
-    SHARED = f"BEGIN; SELECT pg_advisory_xact_lock_shared({_DEPLOY_LOCK})"
-    EXCLUSIVE = f"BEGIN; SELECT pg_advisory_xact_lock({_DEPLOY_LOCK})"
+    SHARED = "BEGIN; LOCK TABLE deploy_lock IN ROW SHARE MODE"
+    EXCLUSIVE = "BEGIN; LOCK TABLE deploy_lock IN EXCLUSIVE MODE"
 
 
 # Planning a claim anew costs more than running it, so hot steps plan a statement once per connection. Such a

@@ -6,7 +6,7 @@ from tracelake.migrations import Migration, Schema
 
 __all__ = ["Migration", "migrate", "migrations"]
 
-_STATE = Schema("state", "tracelake.store.migrations", lock=8_600_001)
+_STATE = Schema("state", "tracelake.store.migrations")
 
 migrate = _STATE.migrate
 migrations = _STATE.migrations

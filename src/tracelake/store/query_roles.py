@@ -13,11 +13,15 @@ from typing import Any
 import asyncpg
 
 from tracelake import scram, sqlfiles
-from tracelake.roles import change_roles, put_bare_role
+from tracelake.roles import change_roles, put_bare_role, strip_public_or_say
 from tracelake.secret import Secret
 
 CATALOG_ROLE = "tracelake_catalog"
 AUDIT_ROLE = "tracelake_audit"
+
+CONNECTIONS = 60
+"""Of each role at once, for all Query Services of an installation together: one of them has up to four by the
+first and two by the second. ``ALTER DATABASE … SET tracelake.guest_connections`` says another number."""
 
 CATALOG_SETTINGS = frozenset(
     {
@@ -37,11 +41,12 @@ async def install_query_roles(
     connection: asyncpg.Connection[Any],
     known: Mapping[str, str] | None = None,
     *,
+    dsn: Secret,
     catalog_password: Secret,
     audit_password: Secret,
 ) -> None:
-    """In the migrated state database of ``connection``, which may make roles. ``known`` are verifiers of these very
-    passwords that roles have already."""
+    """In the migrated state database of ``connection``, by ``dsn``, which may make roles. ``known`` are verifiers
+    of these very passwords that roles have already."""
     verifiers = {
         CATALOG_ROLE: scram.verifier(catalog_password.reveal()),
         AUDIT_ROLE: scram.verifier(audit_password.reveal()),
@@ -50,10 +55,12 @@ async def install_query_roles(
 
     async def put_roles() -> None:
         for role, verifier in verifiers.items():
-            await put_bare_role(connection, role, verifier, needed_by="the Query Service")
+            await put_bare_role(
+                connection, role, verifier, needed_by="the Query Service", connections=CONNECTIONS
+            )
         await connection.execute(await connection.fetchval(_SQL.close_database))
-        await connection.execute(_SQL.strip_public)
+        await strip_public_or_say(connection)
         await connection.execute(await connection.fetchval(_SQL.grant_catalog, CATALOG_ROLE))
         await connection.execute(await connection.fetchval(_SQL.grant_audit, AUDIT_ROLE))
 
-    await change_roles(connection, put_roles)
+    await change_roles(connection, put_roles, dsn=dsn.reveal(), guests=tuple(verifiers))

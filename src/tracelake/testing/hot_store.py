@@ -98,7 +98,7 @@ async def stage(
 
 
 def output_of(*tables: tuple[str, int], **fields: Any) -> StagedOutput:
-    return StagedOutput(dataset_version=VERSION, tables=tables, **fields)
+    return StagedOutput(**{"dataset_version": VERSION, "output_index": 0, "tables": tables, **fields})
 
 
 async def rows(connection: Connection) -> list[tuple[int, str]]:

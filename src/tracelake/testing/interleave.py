@@ -61,7 +61,7 @@ class _HeldConnection:
     async def _pass_by(self, query: str) -> None:
         if query != COMMIT or self._locked:
             await self._hold.pass_by(query)
-        self._locked = self._locked or "UPDATE" in query or "advisory" in query
+        self._locked = self._locked or "UPDATE" in query or "LOCK TABLE" in query
 
     def is_closed(self) -> bool:
         return self._connection.is_closed()

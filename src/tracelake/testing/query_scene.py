@@ -302,7 +302,9 @@ def _filled(part: pa.Table, columns: pa.Schema) -> pa.Table:
 async def install_roles(state_dsn: str) -> None:
     connection = await asyncpg.connect(state_dsn)
     try:
-        await install_query_roles(connection, catalog_password=PASSWORD, audit_password=PASSWORD)
+        await install_query_roles(
+            connection, dsn=Secret(state_dsn), catalog_password=PASSWORD, audit_password=PASSWORD
+        )
     finally:
         await connection.close()
 

@@ -170,6 +170,7 @@ def _staged(task: TaskPayload, output: PayloadOutput, wish: CommitRows) -> Stage
             raise Invalid("NotItsStaging", f"{table.name!r} isn't a staging table of this attempt")
     return StagedOutput(
         dataset_version=output.dataset_version,
+        output_index=output.output_index,
         tables=tuple((table.name, table.rows) for table in given.tables) if given is not None else (),
         layout=given.layout if given is not None else PLAIN,
         kept=given is not None and given.kept,

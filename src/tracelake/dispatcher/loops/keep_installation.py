@@ -42,7 +42,11 @@ def state_logins(dsn: Secret, shared: Shared, connection: asyncpg.Connection[Any
             SharedLogin(role=query_roles.AUDIT_ROLE, password=audit, settings=query_roles.AUDIT_SETTINGS),
         ),
         install=partial(
-            query_roles.install_query_roles, connection, catalog_password=catalog, audit_password=audit
+            query_roles.install_query_roles,
+            connection,
+            dsn=dsn,
+            catalog_password=catalog,
+            audit_password=audit,
         ),
     )
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 from tracelake.domain.errors import Unavailable
 from tracelake.evm.devchain.autopilot import Autopilot
 from tracelake.evm.devchain.chain import DevChain
+from tracelake.evm.devchain.growth import Growth
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen, url_of
 
 _PROGRESS_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+_END_SECONDS = 2.0
+"""For answers that are under way; whoever is told to stop stops, in the middle of a call."""
 
 Progress = Callable[[int, int], None]
 
@@ -28,10 +34,44 @@ def serve_until_told(
 ) -> None:
     """``on_ready`` hears the URL once the whole chain is made: from then on no request has to wait for that.
     While it is made, ``on_progress`` hears now and then how many blocks there are, and of how many."""
-    asyncio.run(_serve(chain, autopilot, host, port, on_ready, on_progress))
+    ends: SimpleQueue[BaseException | None] = SimpleQueue()
+    told: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        told.append(lambda: loop.call_soon_threadsafe(over.set))
+        await _serve(over, chain, autopilot, host, port, on_ready, on_progress)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+            ends.put(None)
+        except BaseException as error:
+            ends.put(error)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: ends.put(None))
+    # Not in this thread: a call that takes long keeps a loop from everything else, and this one hears of signals.
+    serving = Thread(target=run, name="devchain", daemon=True)
+    serving.start()
+    if (error := _next(ends)) is not None:
+        raise error
+    for tell in told:
+        # It may be over.
+        with suppress(RuntimeError):
+            tell()
+    serving.join(_END_SECONDS)
+
+
+def _next(ends: SimpleQueue[BaseException | None]) -> BaseException | None:
+    """Looks up now and then: a signal that comes just before the wait begins would otherwise not end it."""
+    while True:
+        with suppress(Empty):
+            return ends.get(timeout=_LOOK_SECONDS)
 
 
 async def _serve(
+    told: asyncio.Event,
     chain: DevChain,
     autopilot: Autopilot | None,
     host: str,
@@ -39,17 +79,19 @@ async def _serve(
     on_ready: Callable[[str], None],
     on_progress: Progress,
 ) -> None:
-    told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, told.set)
     connections: set[asyncio.BaseTransport] = set()
+    growth = Growth(chain.profile.transactions)
     try:
-        server = await listen(ChainMethods(chain), host, port, connections)
+        server = await listen(ChainMethods(chain, growth), host, port, connections)
     except OSError as error:
         raise Unavailable("PortTaken", f"can't listen on {host}:{port}: {error.strerror or error}") from None
     stop = Event()
-    pilot = Thread(target=autopilot.run, args=(chain, stop), daemon=True) if autopilot is not None else None
+    pilot = (
+        Thread(target=autopilot.run, args=(chain, stop, growth), daemon=True)
+        if autopilot is not None
+        else None
+    )
     try:
         await _made_or_told(chain, told, on_progress)
         if not told.is_set():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import deque
+from dataclasses import dataclass
 from typing import cast
 
 import httptools
@@ -24,6 +26,15 @@ _REFUSED = (
     b"connection: close\r\ncontent-length: %d\r\n\r\n"
 )
 _USAGE = b"This is a JSON-RPC endpoint: POST a request to it.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """``body`` is None when it was too large."""
+
+    method: bytes
+    body: bytes | None
+    stays: bool
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -43,6 +54,8 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._body: list[bytes] = []
         self._size = 0
+        self._waiting: deque[_Request] = deque()
+        self._is_unread = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -109,6 +122,7 @@ class HttpProtocol(asyncio.Protocol):
     def _end(self, answer: bytes) -> None:
         """Read no more, and cut the connection when the answer could be read."""
         self._over = True
+        self._waiting.clear()
         self._stop_waiting()
         self._transport.write(answer)
         self._transport.pause_reading()
@@ -116,10 +130,14 @@ class HttpProtocol(asyncio.Protocol):
         asyncio.get_running_loop().call_later(CUT_SECONDS, self._transport.abort)
 
     def pause_writing(self) -> None:
+        self._is_unread = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self._is_unread = False
+        self._answer_waiting()
+        if not (self._waiting or self._over):
+            self._transport.resume_reading()
 
     def on_message_begin(self) -> None:
         self._body.clear()
@@ -137,16 +155,29 @@ class HttpProtocol(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._meter.message_complete()
         self.known = True
-        if self._transport.is_closing():
-            return
-        if self._parser.get_method() != b"POST":
+        self._waiting.append(
+            _Request(
+                method=self._parser.get_method(),
+                body=None if self._size > MAX_BODY else b"".join(self._body),
+                stays=self._parser.should_keep_alive(),
+            )
+        )
+        self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        """As far as answers are read: requests that came in one piece may ask for more than there is memory."""
+        while self._waiting and not self._is_unread and not self._transport.is_closing():
+            self._answer(self._waiting.popleft())
+
+    def _answer(self, request: _Request) -> None:
+        if request.method != b"POST":
             self._refuse(405, b"Method Not Allowed", _USAGE)
-        elif self._size > MAX_BODY:
+        elif request.body is None:
             self._refuse(413, b"Content Too Large", b"At most %d bytes.\n" % MAX_BODY)
         else:
-            answer = respond(b"".join(self._body), self._methods, self._caller)
+            answer = respond(request.body, self._methods, self._caller)
             self._transport.write(b"".join((_OK % sum(map(len, answer)), *answer)))
-            if not self._parser.should_keep_alive():
+            if not request.stays:
                 self._transport.close()
 
     def _refuse(self, status: int, phrase: bytes, text: bytes) -> None:

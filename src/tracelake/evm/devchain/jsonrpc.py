@@ -18,6 +18,9 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 SERVER_ERROR = -32000
 
+MOST_CALLS = 1_000
+MOST_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of a batch."""
 NULL = b"null"
 _log = structlog.get_logger()
 _HEAD = b'{"jsonrpc":"2.0","id":'
@@ -59,11 +62,19 @@ def respond(body: bytes, methods: Methods, caller: Caller) -> list[Json]:
         return _one(request, methods, caller)
     if not request:
         return _error(NULL, RpcError(INVALID_REQUEST, "empty batch"))
+    if len(request) > MOST_CALLS:
+        return _error(NULL, RpcError(SERVER_ERROR, f"a batch has at most {MOST_CALLS} calls"))
     parts: list[Json] = []
+    size = 0
     for each in request:
         if answer := _one(each, methods, caller):
             parts.append(b"," if parts else b"[")
             parts += answer
+            size += sum(map(len, answer))
+            if size > MOST_ANSWER_BYTES:
+                return _error(
+                    NULL, RpcError(SERVER_ERROR, f"the answer is larger than {MOST_ANSWER_BYTES} bytes")
+                )
     if parts:
         parts.append(b"]")
     return parts

@@ -14,6 +14,7 @@ import orjson
 from tracelake import __version__
 from tracelake.domain.errors import Invalid
 from tracelake.evm.devchain.chain import DevChain
+from tracelake.evm.devchain.growth import Growth
 from tracelake.evm.devchain.jsonrpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -34,8 +35,10 @@ Method = Callable[[list[Any]], bytes]
 
 
 class ChainMethods:
-    def __init__(self, chain: DevChain) -> None:
+    def __init__(self, chain: DevChain, growth: Growth | None = None) -> None:
+        """``growth`` is shared with whoever else has the chain grow."""
         self._chain = chain
+        self._growth = growth or Growth(chain.profile.transactions)
         self._methods: dict[str, Method] = {
             "eth_chainId": lambda params: _text(hex(chain.chain_id)),
             "net_version": lambda params: _text(str(chain.chain_id)),
@@ -126,15 +129,28 @@ class ChainMethods:
         return chain.blocks(start, end)
 
     def _mine(self, params: list[Any]) -> bytes:
-        (count,) = at_most(params, 0, 1)
-        return _text(hex(self._chain.mine(1 if count is None else count_of(count))))
+        (given,) = at_most(params, 0, 1)
+        count = 1 if given is None else count_of(given)
+        self._growth.add(count)
+        return self._made(self._chain.mine(count))
 
     def _reorg(self, params: list[Any]) -> bytes:
-        depth, length = at_most(params, 1, 2)
-        return _text(hex(self._chain.reorg(count_of(depth), None if length is None else count_of(length))))
+        given, length = at_most(params, 1, 2)
+        depth = count_of(given)
+        new_length = depth if length is None else count_of(length)
+        self._growth.check_depth(depth)
+        self._growth.add(new_length)
+        return self._made(self._chain.reorg(depth, new_length))
 
     def _rollback(self, params: list[Any]) -> bytes:
-        return _text(hex(self._chain.rollback(count_of(*at_most(params, 1, 1)))))
+        depth = count_of(*at_most(params, 1, 1))
+        self._growth.check_depth(depth)
+        return _text(hex(self._chain.rollback(depth)))
+
+    def _made(self, head: int) -> bytes:
+        """Whoever asks for blocks waits for them, and not whoever reads one first: many calls would add up."""
+        self._chain.block(head)
+        return _text(hex(head))
 
     def _finalize(self, params: list[Any]) -> bytes:
         self._chain.finalize(height_of(self._chain, *at_most(params, 1, 1)))

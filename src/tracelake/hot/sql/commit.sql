@@ -5,7 +5,8 @@ SELECT tracelake.begin_attempt($1, $2, $3, int8range($4::bigint, $5::bigint, '[]
 -- name: commit
 -- Staged rows become the dataset's, if the fence still holds; answers how many.
 SELECT tracelake.commit_output(
-    $1, $2, $3, $4::jsonb, $5::bigint, $6::bigint, $7::text[], $8::bigint[], $9, $10, $11::text[], $12::jsonb
+    $1, $2, $3, $4::jsonb, $5::bigint, $6::bigint, $7::text[], $8::bigint[], $9, $10, $11::text[], $12::jsonb,
+    $13
 )
 
 -- name: say
@@ -19,3 +20,7 @@ SELECT outbox_id, events, inputs FROM tracelake.outbox WHERE task_id = $1 ORDER 
 -- name: said
 -- Accepted: forget it.
 DELETE FROM tracelake.outbox WHERE outbox_id = $1
+
+-- name: end_blockers
+-- Whoever the session $1 waits for, if that is a guest.
+SELECT tracelake.end_blockers($1)

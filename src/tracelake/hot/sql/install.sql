@@ -47,23 +47,6 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1
 -- Nobody gets in, or creates anything, but by a grant.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
--- name: strip_public
--- Code of one's own, large objects, locks that others may wait for and messages into the log: what Postgres lets
--- everybody have in every database. Only a superuser can take it back.
-DO $$
-DECLARE
-    each regprocedure;
-BEGIN
-    REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC;
-    FOR each IN SELECT p.oid::regprocedure FROM pg_proc p
-                WHERE p.pronamespace = 'pg_catalog'::regnamespace
-                  AND p.proname ~ '^(lo_.*|loread|lowrite|pg_(try_)?advisory_.*|pg_notify|pg_logical_emit_message)$'
-                  AND has_function_privilege('public', p.oid, 'EXECUTE')
-    LOOP
-        EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', each);
-    END LOOP;
-END $$
-
 -- name: reserve
 -- Whatever attempts do, $1 finds a connection: those that the server reserves, if it does and knows how (from 16 on).
 SELECT CASE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_use_reserved_connections')
@@ -104,11 +87,6 @@ SELECT 'GRANT USAGE ON SCHEMA staging, data TO PUBLIC;
        || string_agg(format('ALTER FUNCTION %s OWNER TO %I', p.oid::regprocedure, $1::text), '; ')
 FROM pg_proc p WHERE p.pronamespace = 'staging'::regnamespace
 
--- name: act_as
--- What $1 will create can only be given to others by somebody who may act as $1, as a superuser may anyway.
-SELECT CASE WHEN pg_has_role(current_user, $1::text, 'USAGE') THEN 'SELECT'
-            ELSE format('GRANT %I TO CURRENT_USER', $1::text) END
-
 -- name: grant_reading
 -- $1 reads what is committed, tables that $2 will make included; it can't write, nor wait for ever.
 SELECT format(
@@ -122,6 +100,27 @@ SELECT format(
      ALTER ROLE %1$I IN DATABASE %3$I SET idle_in_transaction_session_timeout = ''5min''',
     $1::text, $2::text, current_database()
 )
+
+-- name: lacks_writing
+-- Whether $2 lacks anything of what `grants` gives it; $1 is whose tables it may empty.
+SELECT NOT (has_database_privilege($2::text, current_database(), 'CONNECT')
+            AND has_database_privilege($2::text, current_database(), 'TEMPORARY')
+            AND has_schema_privilege($2::text, 'tracelake', 'USAGE') AND has_schema_privilege($2::text, 'data', 'CREATE')
+            AND pg_has_role($2::text, $1::text, 'USAGE'))
+    OR EXISTS (SELECT FROM pg_class c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
+               WHERE c.relnamespace = 'tracelake'::regnamespace AND c.relkind = 'r'
+                 AND NOT has_table_privilege($2::text, c.oid, privilege))
+
+-- name: lacks_reading
+-- Whether $1 lacks anything of what `grant_reading` gives it: a role can drop the default privileges that it was given,
+-- and $2, whose tables they are for, can take them back.
+SELECT NOT (has_database_privilege($1::text, current_database(), 'CONNECT')
+            AND has_schema_privilege($1::text, 'data', 'USAGE'))
+    OR EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'data'::regnamespace AND c.relkind IN ('r', 'p')
+                 AND NOT has_table_privilege($1::text, c.oid, 'SELECT'))
+    OR NOT EXISTS (SELECT FROM pg_default_acl d CROSS JOIN aclexplode(d.defaclacl) a
+                   WHERE d.defaclrole = $2::text::regrole AND d.defaclnamespace = 'data'::regnamespace
+                     AND d.defaclobjtype = 'r' AND a.grantee = $1::text::regrole AND a.privilege_type = 'SELECT')
 
 -- name: revoke_functions
 -- Functions are open to everybody until somebody closes them.

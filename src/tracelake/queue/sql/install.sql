@@ -2,12 +2,14 @@
 -- Takes from everybody what Postgres gives everybody in a new database; this one has a single guest.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
 
--- name: strip_public
--- In the queue's database nobody creates, runs code of their own or keeps large objects but its owner.
+-- name: close_public_schema
+-- In the queue's database nobody creates anything but its owner.
 REVOKE ALL ON SCHEMA public FROM PUBLIC;
-REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC;
-REVOKE USAGE ON LANGUAGE sql FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION lo_creat(integer), lo_create(oid), lo_from_bytea(oid, bytea) FROM PUBLIC;
+
+-- name: let_notify
+-- Everybody may notify until that is taken back, and then the role, whose messages others wait for.
+SELECT CASE WHEN has_function_privilege($1::text, 'pg_notify(text, text)', 'EXECUTE') THEN 'SELECT'
+            ELSE format('GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO %I', $1::text) END;
 
 -- name: grants
 -- All that the role may do. Rows can be read and written; tables can't be emptied by TRUNCATE or altered.

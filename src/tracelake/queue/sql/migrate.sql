@@ -1,6 +1,7 @@
 -- name: lock
--- One installer at a time; the number is the word "queue" in ASCII, and nothing else in this database locks it.
-SELECT pg_advisory_xact_lock(487300887909);
+-- One installer at a time. The role of the queue may read this table, which isn't enough to take, or to hold up, this
+-- lock; everybody may take an advisory one.
+LOCK TABLE tracelake_queue.schema_version IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: bootstrap
 -- Where the versions are kept, before there is a version.

@@ -1,6 +1,6 @@
 -- name: lock
 -- Replicas that start together, or carry over an edit at once, take turns.
-SELECT pg_advisory_xact_lock(8600007)
+LOCK TABLE installation.secret IN SHARE ROW EXCLUSIVE MODE
 
 -- name: secrets
 -- All of them, by name.

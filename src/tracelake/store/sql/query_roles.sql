@@ -2,10 +2,6 @@
 -- Nobody gets in, or creates anything, but by a grant: the state database has two guests, and they have their own.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
--- name: strip_public
--- Large objects are the one thing that everybody may write anywhere.
-REVOKE EXECUTE ON FUNCTION lo_creat(integer), lo_create(oid), lo_from_bytea(oid, bytea) FROM PUBLIC
-
 -- name: grant_catalog
 -- $1 reads the views. Each is named: what else is put into the schema isn't given away by that.
 SELECT format(

