@@ -1,9 +1,10 @@
 -- name: role
--- What the role is before it is touched; a row only if it exists.
+-- What the role is before it is touched; a row only if it exists. Every role may say what is to hold for things that it
+-- will make, and says nothing by that if it can't make any: default privileges are no property.
 SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls AS privileged,
        EXISTS (SELECT FROM pg_auth_members WHERE member = r.oid) AS member,
        EXISTS (SELECT FROM pg_shdepend WHERE refclassid = 'pg_authid'::regclass AND refobjid = r.oid
-                                         AND deptype = 'o') AS owner
+                                         AND deptype = 'o' AND classid <> 'pg_default_acl'::regclass) AS owner
 FROM pg_roles AS r
 WHERE rolname = $1::text
 

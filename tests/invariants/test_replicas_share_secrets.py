@@ -494,6 +494,8 @@ async def test_a_login_that_holds_its_own_role_is_restored_all_the_same(
                 await session.execute(
                     "SET default_transaction_read_only = off; SET idle_in_transaction_session_timeout = 0"
                 )
+            # Which makes it no owner of anything.
+            await first.execute("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC")
             await first.execute(f"ALTER ROLE {role} PASSWORD 'mine'")
             await second.execute(f"BEGIN; ALTER ROLE {role} PASSWORD 'mine too'")
         assert not await all_open(databases, tmp_path)
