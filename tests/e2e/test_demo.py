@@ -18,7 +18,7 @@ def test_the_demo_holds_and_the_readme_shows_what_it_prints() -> None:
         [sys.executable, "-m", "tracelake.dev.demo", "--blocks", "1200"],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

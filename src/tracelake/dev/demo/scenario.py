@@ -29,7 +29,7 @@ RANGE = 25
 REORG_DEPTH = 8
 LARGE = 10**18
 """The dev chain moves amounts of every size; a good part of them are larger."""
-DEADLINE_SECONDS = 240.0
+DEADLINE_SECONDS = 600.0
 _LAGS = 9
 IN_SANDBOX = """runtime: lambda
     udf: { bundle: "BUNDLE", entrypoint: watch.handler }"""
