@@ -311,7 +311,7 @@ async def test_a_login_that_changed_itself_locks_nobody_out(databases: Databases
                 return after == before and await all_open(databases, home)
 
             await eventually(f"restored after {change}", restored)
-        assert "a shared login is restored" in replica.log()
+        assert "a shared login was restored" in replica.log()
 
 
 async def settings_of(databases: Databases, role: str) -> list[tuple[Any, ...]]:
