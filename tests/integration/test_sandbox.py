@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from tracelake.worker.sandbox import (
     SandboxLimits,
     SandboxSpec,
     check,
+    launcher,
     layout,
     sandbox,
     seccomp,
@@ -178,6 +180,39 @@ async def test_no_zombie_is_left(box: Sandbox, code: Path) -> None:
     for each in started:
         await each.wait()
     assert _zombies() - before == set()
+
+
+async def test_nothing_is_left_of_one_that_could_not_be_set_up(box: Sandbox, code: Path) -> None:
+    """bubblewrap runs already and waits for its word when the door can't be opened."""
+    before = _zombies()
+    with pytest.raises(Unavailable, match="the sandbox could not be set up"):
+        await box.start(shell(code, "sleep 3456.7", listen=(65_536,)))
+    assert _zombies() - before == set()
+    assert processes_with("3456.7") == []
+    assert (await heard(box, shell(code, "echo again")))[2] == "again\n"
+
+
+_EARLY_DOOR = """
+import fcntl, os, socket, struct, sys
+sys.path.insert(0, sys.argv[1])
+import launcher
+launcher.call("unshare", 0x10000000 | 0x40000000)
+door = launcher.listen(9001)
+control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0x41))  # the interface is up
+caller = socket.create_connection(("127.0.0.1", 9001), timeout=10)
+accepted, _ = door.accept()
+accepted.sendall(b"heard")
+print(caller.recv(5).decode())
+"""
+
+
+def test_the_door_is_open_before_the_sandbox_has_its_loopback_address() -> None:
+    """bubblewrap says who its child is before the child has set its network up."""
+    folder = Path(launcher.__file__).parent
+    run = [sys.executable, "-I", "-S", "-c", _EARLY_DOOR, str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("heard\n", "")
 
 
 def _zombies() -> set[str]:

@@ -210,7 +210,7 @@ async def test_the_same_id_with_another_range_is_a_conflict(talk: Conversation) 
     assert await talk.everything() == before
 
 
-async def test_an_old_generation_takes_nothing_back(talk: Conversation) -> None:
+async def test_an_old_generation_takes_back_nothing_but_its_own(talk: Conversation) -> None:
     await talk.deploy(dag(source(), reactive("work", "src")))
     await talk.trigger(0, 9)
     old = await talk.lease("work")
@@ -219,8 +219,11 @@ async def test_an_old_generation_takes_nothing_back(talk: Conversation) -> None:
     await talk.deploy(dag(source(), reactive("work", "src", config={"v": 2})))
     answer = await talk.emit(old, taken_back(uuid, 0, 9))
     assert answer.events[0].state == "old_version"
-    [version] = await talk.query("SELECT max(revision) AS revision FROM dataset_version")
-    assert version["revision"] == 0
+    versions = await talk.query(
+        "SELECT revision, is_current FROM dataset_version WHERE dataset_uuid = $1 ORDER BY version_no", uuid
+    )
+    assert [(each["revision"], each["is_current"]) for each in versions] == [(1, False), (0, True)]
+    assert answer.tasks_created == 0
 
 
 async def pipeline(talk: Conversation) -> Lease:

@@ -79,7 +79,8 @@ def look_into(pids: list[int]) -> list[str]:
                     os.readlink(path)
                 else:
                     with open(path, "rb") as file:
-                        file.read(1)
+                        if name != "mem" and not file.read(1):
+                            continue  # it has ended: there is nothing left to see
                 found.append(path)
             except (OSError, OverflowError):
                 continue

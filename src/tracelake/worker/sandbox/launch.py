@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from dataclasses import dataclass
 
 from tracelake.domain.errors import Unavailable
-from tracelake.worker.sandbox import launcher
+from tracelake.worker.sandbox import launcher, orphans
 from tracelake.worker.sandbox.cgroups import Cgroup, CgroupParent, empty_and_remove
 
 _LONGEST_REASON = 4096
@@ -58,11 +59,13 @@ class Launcher:
             loop.remove_reader(self.control)
 
     async def discard(self) -> None:
-        """Whatever has become of it."""
+        """Whatever has become of it, with all that it has started."""
         self.control.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         await self.process.wait()
+        await asyncio.to_thread(orphans.reap_group, self.process.pid)
         if self.cgroup is not None:
             await empty_and_remove(self.cgroup)
 

@@ -39,6 +39,7 @@ STAGE = "/tmp"
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
+_IP_FREEBIND = 15
 _DESCRIPTORS = 5
 _OUT_OF_REACH = 32
 _BACKLOG = 64
@@ -177,7 +178,7 @@ def _be_doorman(control: socket.socket, order: dict[str, Any], info: int) -> NoR
         allowed = resource.prlimit(child, resource.RLIMIT_NPROC)[1]
         limit = _no_more_than(allowed, order["processes"], order["processes"])
         resource.prlimit(child, resource.RLIMIT_NPROC, limit)
-        listeners = [_listen(port) for port in order["listen"]]
+        listeners = [listen(port) for port in order["listen"]]
         socket.send_fds(control, [READY], [pidfd, *(listener.fileno() for listener in listeners)])
     except Exception as error:
         control.sendall(FAILED + f"the sandbox's namespaces can't be entered: {error}".encode())
@@ -185,9 +186,11 @@ def _be_doorman(control: socket.socket, order: dict[str, Any], info: int) -> NoR
     os._exit(0)
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
+    """bubblewrap tells of its child before the child has given the loopback interface its address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(_BACKLOG)
     return listener

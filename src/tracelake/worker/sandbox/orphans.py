@@ -49,3 +49,10 @@ def reap(init: int, group: int) -> None:
         with contextlib.suppress(ChildProcessError):
             while abs(which) != 1 and os.waitpid(which, os.WNOHANG)[0] > 0:
                 pass
+
+
+def reap_group(group: int) -> None:
+    """Every process of a group that has been killed, as soon as each has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
