@@ -1,30 +1,38 @@
-# Every target needs only make and a Python >= 3.11: what is missing is set up in .venv first.
+# Every target needs only make and a Python >= 3.11; everything else is installed into .venv first.
 
 VENV ?= .venv
 PY := $(VENV)/bin/python
 LOCK := requirements.txt
 PYTEST_ARGS ?= -n 2 --dist loadgroup
-SOURCES := src tests bench
+SOURCES := src tests bench scripts examples
 
 # Keyed on content rather than on times, so that a checkout or a restored cache never installs without need.
 STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
-.PHONY: bench help install demo test check format simulate soak attack sbom lock dev clean \
+.PHONY: bench help install demo test test-fast test-long check format graph simulate soak attack sbom lock dev clean \
 	bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\n  PYTHON=...       the interpreter that makes $(VENV) (otherwise the first >= 3.11 that is found)\n'
-	@printf '  PYTEST_ARGS=...  what pytest is called with (now: $(PYTEST_ARGS))\n'
+	@printf '  PYTEST_ARGS=...  the arguments of pytest (now: $(PYTEST_ARGS))\n'
 
 install: $(STAMP) ## Make .venv and install exactly the locked versions
 
 demo: $(STAMP) ## Show it at work: a chain becomes tables, alerts and answers, through two kills and a reorg
-	$(PY) -m tracelake.dev.demo
+	$(PY) -m examples.demo
 
 test: $(STAMP) ## Run the tests (PYTEST_ARGS="-k claim -x" runs some of them)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not long" $(PYTEST_ARGS)
+
+# The generated calls of test_openapi.py cost as much as all other tests of these folders together.
+test-fast: $(STAMP) ## Run the tests for the loop at the keyboard: unit, contract and repository; about a minute
+	$(PY) -m pytest -m "not long" $(PYTEST_ARGS) tests/unit tests/contract tests/repo examples/operators \
+		--ignore tests/contract/test_openapi.py
+
+test-long: $(STAMP) ## Run the tests that repeat others for longer: a soak of five minutes
+	$(PY) -m pytest -m long $(PYTEST_ARGS)
 
 check: $(STAMP) ## Lint, formatting, strict types, import boundaries
 	$(PY) -m ruff check $(SOURCES)
@@ -36,18 +44,21 @@ format: $(STAMP) ## Rewrite the code in the house format
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
 
+graph: $(STAMP) ## Draw the packages' imports and the tree's figures into docs/architecture.md
+	$(PY) -m scripts.structure --write
+
 simulate: $(STAMP) ## Run SEEDS seeds of the simulation (docs/simulation.md)
-	$(PY) -m tracelake.testing.simulation --seeds $(or $(SEEDS),100) \
+	$(PY) -m tests.support.simulation --seeds $(or $(SEEDS),100) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(PROCESSES),--processes $(PROCESSES))
 
 soak: $(STAMP) ## Follow a real node through reorgs and crashes for SECONDS (300), then compare every table
-	$(PY) -m tracelake.testing.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)
+	$(PY) -m tests.support.chain_soak --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1)
 
 attack: $(STAMP) ## Attack a running stack as operators, functions, SQL, DAGs and neighbours (ATTACK_ARGS="--only sql")
-	$(PY) -m tracelake.testing.attack $(ATTACK_ARGS)
+	$(PY) -m tests.support.attack $(ATTACK_ARGS)
 
 sbom: $(STAMP) ## Write the bill of materials, CycloneDX, to dist/tracelake.cdx.json
-	$(PY) -m tracelake.testing.bill_of_materials dist/tracelake.cdx.json
+	$(PY) -m scripts.bill_of_materials dist/tracelake.cdx.json
 
 bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts ## Run every benchmark
 
@@ -94,6 +105,7 @@ $(STAMP): | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@scripts/install-system-packages
 	@VENV=$(VENV) scripts/install-anvil
+	@$(PY) -m tracelake.worker.spark.class_archive || true
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from tracelake.testing.alert_scene import CRITICAL, AlertScene, Table, alert_scene
+from tests.support.alert_scene import CRITICAL, AlertScene, Table, alert_scene
 
 TARGET_P50 = 3.0
 _LOOK_SECONDS = 0.005

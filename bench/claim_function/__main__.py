@@ -10,6 +10,8 @@ from time import perf_counter
 from typing import Any
 from uuid import UUID, uuid4
 
+from tests.support.databases import ORG, build_state_template
+from tracelake import objects
 from tracelake.contracts.dispatcher_api import ClaimRequest, TriggerRequest
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.steps.accept_events import trigger_source
@@ -17,12 +19,10 @@ from tracelake.dispatcher.steps.claim_task import claim_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deploy_dag import deploy_dag
 from tracelake.domain.entropy import Entropy
-from tracelake.embedded_postgres import Cluster
-from tracelake.objects.directory import DirectoryStore
+from tracelake.embedded.postgres import Cluster
 from tracelake.store import tasks
 from tracelake.store.db import Database, open_pool
-from tracelake.store.jobs import JobCards
-from tracelake.testing.state import ORG, build_state_template
+from tracelake.store.jobs import JobDefinitions
 from tracelake.tokens.signing import PemKeyring
 
 TASKS = 600
@@ -99,12 +99,11 @@ async def by_function(pool: Any, ids: list[UUID], batch: int) -> float:
 
 async def compare(dsn: str, folder: Path) -> None:
     pool = await open_pool(f"{dsn}&synchronous_commit=off", min_size=1, max_size=2)
-    (folder / "objects").mkdir()
     ctx = StepContext(
         db=Database(pool),
         entropy=Entropy(),
-        cards=JobCards(),
-        objects=DirectoryStore(folder / "objects"),
+        definitions=JobDefinitions(),
+        objects=objects.open(objects.address(folder / "objects")),
         signer=PemKeyring(folder / "keys"),
         runtimes=RuntimeRegistry(),
         org_id=ORG,

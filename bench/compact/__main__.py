@@ -26,16 +26,16 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from psycopg import sql
 
+from tests.support.hot_scene import USUAL, HotChain
+from tests.support.operator_process import a_task, an_input, an_output
+from tests.support.spark import SharedSpark
+from tracelake import objects
 from tracelake.contracts.dispatcher_api import PayloadInput
-from tracelake.embedded_postgres import Cluster
+from tracelake.embedded.postgres import Cluster
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.schemas import TABLES
-from tracelake.objects.directory import DirectoryStore
 from tracelake.operators import Context
-from tracelake.operators.parquet_compact.operator import parquet_compact
-from tracelake.testing.hot_chain import USUAL, HotChain
-from tracelake.testing.operator_process import a_task, an_input, an_output
-from tracelake.testing.spark import SharedSpark
+from tracelake.operators.parquet_compact import parquet_compact
 from tracelake.worker.spark import session as spark_session
 
 CHAINS = {
@@ -46,7 +46,7 @@ _STORED_AT_ONCE = 250
 
 
 class SparkOnly:
-    """An operator's line to nobody but Spark."""
+    """A link of an operator that has Spark and no worker."""
 
     canceled = paused = False
 
@@ -71,8 +71,8 @@ class Bench:
     last: int
 
     def ours(self, folder: Path) -> int:
-        """Rows written."""
-        staging = DirectoryStore(folder).staging_prefix(uuid4(), uuid4(), uuid4(), 1, 1)
+        """Run ``parquet_compact``; returns the number of rows written."""
+        staging = objects.open(objects.address(folder)).staging_prefix(uuid4(), uuid4(), uuid4(), 1, 1)
         hot = [
             PayloadInput(index, uuid4(), version, 0, None, "postgres", trigger=False, start=0, end=self.last)
             for index, version in enumerate(self.hot.versions.values(), 1)
@@ -83,7 +83,7 @@ class Bench:
         ]
         inputs = [an_input(0, start=0, end=self.last), *hot]
         task = a_task("parquet_compact", inputs=inputs, outputs=outputs)
-        ctx = Context(task, self.link, data_dsn=self.hot.dsn)
+        ctx = Context(task, self.link, data_ticket_dsn=self.hot.dsn)
         try:
             parquet_compact(ctx)
             return sum(output.row_count or 0 for output in ctx.finish()[0])

@@ -57,7 +57,7 @@ def _step(step: int, runtime: str, **job: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Source:
-    """An ``always_on`` source's lease: whoever holds it may announce scopes."""
+    """An ``always_on`` source's lease: its holder may announce scopes."""
 
     http: Connection
     fence: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The workers under measurement: ``tracelake worker``, as people run it, and what their logs say.
+"""The workers under measurement: ``tracelake worker``, as people run it, observed by their logs.
 
 A worker logs a line when a completion has been answered, with the time. Reading it there costs the measured
 processes nothing, and no worker has to be built for the benchmark.
@@ -64,7 +64,7 @@ class Fleet:
         return seen
 
     def cpu_seconds(self) -> float:
-        """Of the wrappers and everything below them, what has ended since included: operator processes retire."""
+        """CPU time of the wrappers and their descendants, including ended ones: operator processes retire."""
         total = 0.0
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,7 +73,7 @@ class Fleet:
         return total
 
     def memory_mib(self) -> float:
-        """What is proportionally theirs: operator processes share most of their memory."""
+        """Memory by PSS, since operator processes share most of it."""
         shares = 0
         for process in self._family():
             with contextlib.suppress(psutil.Error):

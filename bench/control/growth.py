@@ -20,7 +20,7 @@ from bench.control.dags import Source, dag, hold_source
 from bench.control.reference import others_busy
 from bench.control.stack import Stack, running
 from bench.control.targets import FLAT_WITHIN, QUIET, UNCLEAR
-from tracelake import sqlfiles
+from tracelake.postgres import sqlfiles
 
 SQL = sqlfiles.load("bench.control", "growth.sql")
 NAME = "w5"

@@ -26,7 +26,7 @@ SELECT t.task_id, 1, 'seed', t.lease_token, t.epoch, tl_now(), tl_now(), 'Comple
 FROM task t WHERE t.job_id = $1 AND t.range_start BETWEEN $2 AND $3
 
 -- name: events
--- What each of them said.
+-- The events that each of them sent.
 INSERT INTO event (org_id, dataset_version, task_id, attempt, kind, range_start, range_end, revision, state)
 SELECT t.org_id, dv.dataset_version, t.task_id, 1, 'partition', t.range_start, t.range_end, 0, 'counted'
 FROM task t JOIN dataset_version dv USING (job_id) WHERE t.job_id = $1 AND t.range_start BETWEEN $2 AND $3

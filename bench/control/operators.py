@@ -1,4 +1,4 @@
-"""Operators that are measured: they say when they began, and do next to nothing."""
+"""Operators under measurement: they print their start time and do next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardstick: plain durable single-row commits per second on one connection of the same Postgres."""
+"""The reference line: plain durable single-row commits per second on one connection of the same Postgres."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import asyncpg
 import psutil
 
-from tracelake import sqlfiles
+from tracelake.postgres import sqlfiles
 
 SQL = sqlfiles.load("bench.control", "reference.sql")
 

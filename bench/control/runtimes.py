@@ -16,7 +16,7 @@ from bench.control.connection import Connection
 from bench.control.dags import hold_source, one_job
 from bench.control.fleet import Fleet, working
 from bench.control.stack import Stack
-from tracelake import sqlfiles
+from tracelake.postgres import sqlfiles
 
 SQL = sqlfiles.load("bench.control", "runtimes.sql")
 OPERATORS = Path(__file__).with_name("operators.py")

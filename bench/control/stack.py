@@ -19,7 +19,7 @@ import psutil
 
 from bench.control.connection import Connection
 from tracelake.dev.home import QUEUE_DATABASE, STATE_DATABASE, Home
-from tracelake.embedded_postgres.folder import ClusterFolder
+from tracelake.embedded.postgres.folder import ClusterFolder
 
 SOURCE_RUNTIME = "bench_source"
 START_SECONDS = 60
@@ -61,12 +61,12 @@ class Stack:
         return f"postgresql://{role}:{quote(password, '')}@127.0.0.1:{port}/{database}"
 
     def worker_environment(self) -> dict[str, str]:
-        """What a worker is given: no database but the queue's."""
+        """The environment of a worker: no database but the queue's."""
         return {
             "TRACELAKE_INTERNAL_URL": self.internal_url,
             "TRACELAKE_WORKER_TOKEN": self.worker_token,
             "TRACELAKE_QUEUE_DSN": self.queue_dsn,
-            "TRACELAKE_OBJECT_ROOT": str(self.home.objects),
+            "TRACELAKE_OBJECTS": str(self.home.objects),
         }
 
     async def user(self) -> Connection:
@@ -144,5 +144,5 @@ def _prepare(home: Path) -> Path:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Nothing that would point a process at somebody else's database."""
+    """The environment without settings that would point a process at another database."""
     return {name: value for name, value in environment.items() if not name.startswith("TRACELAKE_")}

@@ -1,4 +1,4 @@
-"""What each workload has to reach, scaled by the reference line of the same run.
+"""Targets of each workload, scaled by the reference line of the same run.
 
 The figures were set for a machine whose Postgres does ``REFERENCE`` durable commits per second on one
 connection; on another they shrink or grow with it.

@@ -13,13 +13,13 @@ from functools import partial
 
 import orjson
 
-from tracelake.evm.bloom import BITS_OF
+from tests.support.evm_blocks import CHAIN_ID, made_block
 from tracelake.evm.decode import decode
-from tracelake.evm.raw_block import Dataset, RawBlock, Verify
+from tracelake.evm.hashing import BITS_OF
+from tracelake.evm.raw_block import ChainTable, RawBlock, Verify
 from tracelake.evm.verify import check_block
-from tracelake.testing.evm_blocks import CHAIN_ID, made_block
 
-TABLES = (Dataset.BLOCKS, Dataset.TRANSACTIONS, Dataset.LOGS)
+TABLES = (ChainTable.BLOCKS, ChainTable.TRANSACTIONS, ChainTable.LOGS)
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         _print(f"verify {level}", asked.blocks, partial(_verify, level), answers)
 
 
-def _decode(datasets: Sequence[Dataset], blocks: list[RawBlock]) -> None:
+def _decode(datasets: Sequence[ChainTable], blocks: list[RawBlock]) -> None:
     for dataset in datasets:
         decode(blocks, dataset, CHAIN_ID)
 

@@ -2,7 +2,7 @@
 
 Every round measures all candidates once, each round beginning with another, so that drift of the machine
 falls on all alike; the table shows medians over the rounds, and the range of the CPU time. The server's CPU
-time per request is what to compare by: throughput and latency also measure whoever else uses the cores.
+time per request is what to compare by: throughput and latency also measure other users of the cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the handler answers from: constants, or one SELECT through asyncpg when a DSN is given."""
+"""The handler's data: constants, or one SELECT through asyncpg when a DSN is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m bench.ingest``: blocks, transactions and logs of one recorded chain, by everybody, in one run.
+"""``python -m bench.ingest``: blocks, transactions and logs of one recorded chain, by every reader, in one run.
 
 A replay server answers from memory, so that what is measured is the reader: a client that only downloads (the
 limit), cryo, ethereum-etl, and ours at each level of verification on a warm local Spark. Wall time until the files
@@ -19,8 +19,8 @@ import orjson
 from bench.ingest.null_client import download_seconds
 from bench.ingest.ours import Ours, warm_stack
 from bench.ingest.peers import cryo_seconds, ethereum_etl_seconds
-from tracelake.testing.chain_replay.record import STANDARD, standard_recording
-from tracelake.testing.chain_replay.server import replaying
+from tests.support.chain_replay.recording import STANDARD, standard_recording
+from tests.support.chain_replay.server import replaying
 
 TARGETS = {"ours_bloom": 1.0, "ours_full": 0.4}
 """Cryo's time divided by ours: how many times as fast we are at least."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.dev_stack import DevStack
 from tracelake.client import Client
 from tracelake.contracts.user_api import TaskSummary
-from tracelake.testing.dev_stack import DevStack
 
 _LOOK_SECONDS = 0.01
 _SAMPLE_SECONDS = 0.1

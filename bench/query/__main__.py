@@ -27,7 +27,7 @@ from bench.control.targets import QUIET
 from bench.query.data import made
 from bench.query.service import Running, running
 from bench.query.workloads import POINT, WARM_RUNS, WORKLOADS, Plain, Service, Workload, at_once, taking_turns
-from tracelake.evm.raw_block import Dataset
+from tracelake.evm.raw_block import ChainTable
 
 TARGETS: dict[str, tuple[str, float]] = {
     "point lookup": ("added_ms", 10.0),
@@ -45,7 +45,7 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     threads = len(os.sched_getaffinity(0))
     files = made(options.logs)
-    last = max(file.max_block or 0 for file in files[Dataset.LOGS])
+    last = max(file.max_block or 0 for file in files[ChainTable.LOGS])
     with (
         tempfile.TemporaryDirectory(prefix="tracelake-query-") as folder,
         running(Path(folder), files, slots=options.slots, threads=threads) as service,

@@ -17,11 +17,11 @@ import pyarrow as pa
 from numpy.random import Generator, default_rng
 
 from tracelake.contracts.manifest import ManifestFile
-from tracelake.evm.raw_block import Dataset
+from tracelake.evm.raw_block import ChainTable
 from tracelake.evm.schemas import TABLES
-from tracelake.objects.prefix import ObjectLocation
-from tracelake.operators.chain_layout import chain_layout
-from tracelake.operators.parquet_file import ParquetFile
+from tracelake.objects.base import ObjectLocation
+from tracelake.operators.cells import chain_layout
+from tracelake.tables.parquet import ParquetFile
 
 FOLDER = Path(__file__).parents[2] / ".tools" / "query-logs"
 LOGS_PER_BLOCK = 100
@@ -31,8 +31,8 @@ CONTRACTS, EVENTS, ACCOUNTS = 2_000, 50, 200_000
 FIRST_SECOND = 1_700_000_000
 
 
-def made(logs: int) -> dict[Dataset, list[ManifestFile]]:
-    """The files of both tables for so many logs; what was made before is taken up again."""
+def made(logs: int) -> dict[ChainTable, list[ManifestFile]]:
+    """The files of both tables for a number of logs; existing files are used again."""
     files = max(1, logs // (LOGS_PER_BLOCK * BLOCKS_PER_FILE))
     folder = FOLDER / str(files)
     index = folder / "files.json"
@@ -43,7 +43,7 @@ def made(logs: int) -> dict[Dataset, list[ManifestFile]]:
             logs_files = list(pool.map(_make_logs, [folder] * files, range(files)))
             blocks_files = list(pool.map(_make_blocks, [folder] * files, range(files)))
         index.write_bytes(msgspec.json.encode({"logs": logs_files, "blocks": blocks_files}))
-    return msgspec.json.decode(index.read_bytes(), type=dict[Dataset, list[ManifestFile]])
+    return msgspec.json.decode(index.read_bytes(), type=dict[ChainTable, list[ManifestFile]])
 
 
 def contract(number: int) -> bytes:
@@ -75,7 +75,7 @@ def _make_logs(folder: Path, cell: int) -> ManifestFile:
         "topic3": pa.nulls(rows, pa.binary()),
         "data": _amounts(rng, rows),
     }
-    return _write(folder, Dataset.LOGS, cell, columns)
+    return _write(folder, ChainTable.LOGS, cell, columns)
 
 
 def _make_blocks(folder: Path, cell: int) -> ManifestFile:
@@ -95,10 +95,10 @@ def _make_blocks(folder: Path, cell: int) -> ManifestFile:
         "logs_bloom": _random(rng, rows, 256),
         "state_root": _random(rng, rows, 32),
     }
-    return _write(folder, Dataset.BLOCKS, cell, columns)
+    return _write(folder, ChainTable.BLOCKS, cell, columns)
 
 
-def _write(folder: Path, dataset: Dataset, cell: int, columns: dict[str, pa.Array]) -> ManifestFile:
+def _write(folder: Path, dataset: ChainTable, cell: int, columns: dict[str, pa.Array]) -> ManifestFile:
     schema = TABLES[dataset].arrow
     arrays = [
         columns[field.name].cast(field.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,21 +18,22 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
+from tests.support.conversation import Conversation, Lease, dag, reactive, source
+from tests.support.databases import build_state_template, role_dsn
+from tests.support.query_port import grant_roles, open_steps
+from tests.support.surfaces import create_token
 from tracelake.contracts.dispatcher_api import OutputIn
 from tracelake.contracts.manifest import Manifest, ManifestFile
-from tracelake.embedded_postgres import Cluster, parent_death
-from tracelake.evm.raw_block import Dataset
+from tracelake.embedded.postgres import Cluster
+from tracelake.evm.raw_block import ChainTable
 from tracelake.evm.schemas import TABLES
-from tracelake.operators.arrow_schema import schema_hash
+from tracelake.kernel import parent_death_hook
 from tracelake.store import users
 from tracelake.store.db import Transaction
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
-from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source
-from tracelake.testing.data_database import role_dsn
-from tracelake.testing.query_port import grant_roles, open_steps
-from tracelake.testing.state import build_state_template
+from tracelake.tables.stored_types import schema_hash
 
-TABLES_HERE = (Dataset.LOGS, Dataset.BLOCKS)
+TABLES_HERE = (ChainTable.LOGS, ChainTable.BLOCKS)
 DAG = dag(
     source(),
     reactive("work", "src", outputs=[{"name": str(table), "storage": "parquet"} for table in TABLES_HERE]),
@@ -46,7 +48,7 @@ class Running:
     url: str
     pid: int
     token: str
-    files: Mapping[Dataset, Sequence[str]]
+    files: Mapping[ChainTable, Sequence[str]]
 
     def cpu_seconds(self) -> float:
         """Of the service and everything below it, forks that have ended included."""
@@ -56,7 +58,7 @@ class Running:
 
 @contextmanager
 def running(
-    folder: Path, made: Mapping[Dataset, list[ManifestFile]], *, slots: int, threads: int
+    folder: Path, made: Mapping[ChainTable, list[ManifestFile]], *, slots: int, threads: int
 ) -> Iterator[Running]:
     with Cluster(folder / "postgres", name="state") as cluster:
         cluster.ensure_database("state")
@@ -66,7 +68,7 @@ def running(
         given = {
             "TRACELAKE_CATALOG_DSN": role_dsn(dsn, CATALOG_ROLE),
             "TRACELAKE_AUDIT_DSN": role_dsn(dsn, AUDIT_ROLE),
-            "TRACELAKE_OBJECT_ROOT": str(folder / "objects"),
+            "TRACELAKE_OBJECTS": str(folder / "objects"),
             "TRACELAKE_QUERY_THREADS": str(threads),
             "TRACELAKE_QUERY_WAIT_SECONDS": "60",
         }
@@ -75,17 +77,17 @@ def running(
 
 
 async def _committed(
-    dsn: str, folder: Path, made: Mapping[Dataset, list[ManifestFile]]
-) -> tuple[str, Mapping[Dataset, Sequence[str]]]:
+    dsn: str, folder: Path, made: Mapping[ChainTable, list[ManifestFile]]
+) -> tuple[str, Mapping[ChainTable, Sequence[str]]]:
     async def make_user(tx: Transaction) -> str:
         user_id = await users.ensure_user(tx, await users.ensure_org(tx), "bench")
-        return await users.create_token(tx, user_id, "bench")
+        return await create_token(tx, user_id, "bench")
 
     await grant_roles(dsn)
     async with open_steps(dsn, folder) as ctx:
         talk = Conversation(ctx)
         await talk.deploy(DAG)
-        last = max(file.max_block or 0 for file in made[Dataset.LOGS])
+        last = max(file.max_block or 0 for file in made[ChainTable.LOGS])
         await talk.trigger(0, last)
         lease = await talk.lease("work")
         outputs = [_output(lease, at, made[table], last) for at, table in enumerate(TABLES_HERE)]
@@ -135,7 +137,7 @@ def _process(folder: Path, given: Mapping[str, str], slots: int) -> Iterator[tup
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            preexec_fn=parent_death.arm(),
+            preexec_fn=parent_death_hook(signal.SIGINT),
         )
     try:
         while not ready.exists():

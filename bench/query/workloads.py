@@ -16,7 +16,7 @@ import msgspec
 
 from bench.query.data import LOGS_PER_BLOCK, contract
 from bench.query.service import Running
-from tracelake.evm.raw_block import Dataset
+from tracelake.evm.raw_block import ChainTable
 
 Params = list[Any]
 WARM_RUNS = 3
@@ -63,7 +63,7 @@ def _half(draw: random.Random, last: int) -> list[int]:
 
 class Way(Protocol):
     def ask(self, sql: str, params: Params) -> int:
-        """How many rows came."""
+        """Run the query; returns the number of rows."""
         ...
 
 
@@ -90,7 +90,7 @@ class Service:
 class Plain:
     """DuckDB in this process, its connection and its views there already."""
 
-    def __init__(self, files: Mapping[Dataset, Sequence[str]], threads: int) -> None:
+    def __init__(self, files: Mapping[ChainTable, Sequence[str]], threads: int) -> None:
         self._connection = duckdb.connect(config={"threads": threads})
         for table, paths in files.items():
             self._connection.read_parquet(list(paths)).create_view(str(table))

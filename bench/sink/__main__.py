@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1000, help="per batch (1000)")
     parser.add_argument("--publishers", type=int, default=8, help="calls under way at once (8)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (3)")
-    parser.add_argument("--backlog", type=int, default=0, help="drain so many batches of one record instead")
+    parser.add_argument(
+        "--backlog", type=int, default=0, help="number of batches of one record to drain instead"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tracelake-bench-sink-") as folder:
         asyncio.run(_run(Path(folder), options))

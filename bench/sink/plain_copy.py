@@ -1,4 +1,4 @@
-"""What Postgres itself takes: the rows by COPY, from text that is there already."""
+"""The limit of Postgres itself: the rows by COPY, from text that exists already."""
 
 from __future__ import annotations
 

@@ -16,23 +16,23 @@ import asyncpg
 import msgspec
 
 from bench.sink.records import COLUMNS, UNIQUE, Record, Records, as_csv, as_json
+from tests.support.databases import PASSWORD, role_dsn
+from tests.support.processes import DispatcherProcess, SinkProcess
+from tests.support.worker_scene import MANUAL_SOURCE
+from tracelake import queue as queues
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferBatch, buffer_queue
 from tracelake.contracts.dispatcher_api import ClaimRequest, ClaimResponse
+from tracelake.contracts.headers import CAPABILITY_HEADER
 from tracelake.contracts.user_api import DatasetDetail
-from tracelake.domain.buffer_schema import BufferSchema
+from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import Column, ColumnType
-from tracelake.embedded_postgres import Cluster
+from tracelake.embedded.postgres import Cluster
 from tracelake.hot.buffers import BufferStore, BufferTable
 from tracelake.hot.install import WRITER_ROLE, install
-from tracelake.queue.postgres import PostgresQueue
-from tracelake.secret import Secret
-from tracelake.testing.data_database import PASSWORD, role_dsn
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.sink_process import SinkProcess
-from tracelake.testing.worker_scene import MANUAL_SOURCE
-from tracelake.worker.dispatcher_client import CAPABILITY_HEADER, DispatcherClient
-from tracelake.worker.http_link import open_link
+from tracelake.leases.dispatcher_client import DispatcherClient
+from tracelake.leases.http_link import open_link
+from tracelake.settings import Secret
 
 DATASET = "alerts"
 _OK = 200
@@ -46,7 +46,7 @@ Copy = Callable[[str, str, Sequence[bytes]], float]
 class SinkStack:
     folder: Path
     data: asyncpg.Connection[Any]
-    data_dsn: str
+    data_owner_dsn: str
     queue_dsn: str
     dispatcher: DispatcherProcess
     dataset: DatasetDetail
@@ -66,7 +66,7 @@ class SinkStack:
             queue_dsn=self.queue_dsn,
             object_root=self.folder / "dispatcher" / "objects",
             name="sink",
-            environment={"TRACELAKE_DATA_DSN": role_dsn(self.data_dsn, WRITER_ROLE)},
+            environment={"TRACELAKE_DATA_WRITE_DSN": role_dsn(self.data_owner_dsn, WRITER_ROLE)},
         )
         self._sinks.append(sink)
         await sink.start()
@@ -114,7 +114,7 @@ class SinkStack:
     async def in_fresh_table(self, batches: Sequence[list[Record]], copy: Copy) -> float:
         """A table with the same columns and indexes, for COPY alone."""
         version = uuid4()
-        store = BufferStore(Secret(role_dsn(self.data_dsn, WRITER_ROLE)))
+        store = BufferStore(Secret(role_dsn(self.data_owner_dsn, WRITER_ROLE)))
         await store.ensure(BufferTable(dataset_uuid=uuid4(), dataset_version=version, schema=self.schema))
         await store.close()
         org_id = uuid4()
@@ -122,13 +122,13 @@ class SinkStack:
         for batch in batches:
             texts.append(as_csv(batch, org_id, first))
             first += len(batch)
-        dsn = role_dsn(self.data_dsn, WRITER_ROLE)
+        dsn = role_dsn(self.data_owner_dsn, WRITER_ROLE)
         took = await asyncio.to_thread(copy, dsn, f"d_{version.hex}", texts)
         await self._forget(version)
         return took
 
     async def put_in_queue(self, records: Records, count: int) -> None:
-        queue = await PostgresQueue.open(self.queue_dsn)
+        queue = await queues.open(self.queue_dsn)
         for start in range(0, count, _PUT_AT_ONCE):
             bodies = [self._message(records) for _ in range(min(_PUT_AT_ONCE, count - start))]
             await queue.publish(buffer_queue(self.dataset.dataset_uuid), bodies)
@@ -188,15 +188,15 @@ async def open_stack(folder: Path) -> AsyncIterator[SinkStack]:
         for name in ("state", "queue"):
             state.ensure_database(name)
         data.ensure_database("data")
-        data_dsn, queue_dsn = data.dsn("data"), state.dsn("queue")
-        await install(data_dsn, writer_password=PASSWORD, reader_password=PASSWORD)
+        data_owner_dsn, queue_dsn = data.dsn("data"), state.dsn("queue")
+        await install(data_owner_dsn, writer_password=PASSWORD, reader_password=PASSWORD)
         dispatcher = DispatcherProcess(
             folder / "dispatcher", state_dsn=state.dsn("state"), queue_dsn=queue_dsn
         )
         await dispatcher.start()
         dataset, lease = await _prepare(dispatcher)
-        connection = await asyncpg.connect(data_dsn)
-        stack = SinkStack(folder, connection, data_dsn, queue_dsn, dispatcher, dataset, lease)
+        connection = await asyncpg.connect(data_owner_dsn)
+        stack = SinkStack(folder, connection, data_owner_dsn, queue_dsn, dispatcher, dataset, lease)
         try:
             yield stack
         finally:

@@ -1,5 +1,5 @@
-"""What a whole stack costs: seconds from ``tracelake dev`` to ``ready``, the first time and again, CPU time until
-then, seconds to stop, and the memory it holds when it idles.
+"""Measures the cost of a whole stack: seconds from ``tracelake dev`` to ``ready``, the first time and again, CPU
+time until then, seconds to stop, and the memory it holds when it idles.
 
 Memory is the sum of PSS (what several processes share is counted once) over the process tree of the supervisor.
 """
@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
-from tracelake.testing.dev_stack import descendants
+from tests.support.dev_stack import descendants
+from tracelake.dev.handle import DevHandle
+from tracelake.stack_connection import DEV_FILE, read_handle
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -23,10 +23,9 @@ import orjson
 import psycopg
 from psycopg import sql
 
+from tests.support.anvil import Anvil, AnvilChain, running_anvil
+from tests.support.dev_stack import DevStack
 from tracelake.client import Client
-from tracelake.testing.anvil import Anvil, running_anvil
-from tracelake.testing.anvil_chain import AnvilChain
-from tracelake.testing.dev_stack import DevStack
 
 INTERVAL = 0.5
 TARGETS = {"p50": 1.0, "p99": 2.5}
@@ -103,7 +102,7 @@ def _followed(folder: Path, node: Anvil) -> Iterator[tuple[str, sql.Identifier]]
         with Client(handle.user_url, handle.user_token) as client:
             client.deploy(DAG)
             version = client.dataset("blocks").dataset_version
-        yield handle.data_dsn, sql.Identifier("data", f"d_{version.hex}")
+        yield handle.data_owner_dsn, sql.Identifier("data", f"d_{version.hex}")
     finally:
         stack.close()
 

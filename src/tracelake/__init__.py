@@ -1,8 +1,6 @@
 """Tracelake: events in, leased tasks out, every output committed once.
 
-import tracelake
-
-tracelake.Client().query("SELECT max(block_number) FROM blocks").to_pandas()
+``tracelake.Client().query("SELECT max(block_number) FROM blocks").to_pandas()`` asks a running stack.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs: one JSON object per line for machines, or plain lines for people; both carry task, attempt and job."""
+"""``configure_logs``: one JSON object per line, or plain lines for people; both have task, attempt and job."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Folder trees that somebody else has written: removed and looked through whatever shape they have.
+"""Removes and lists folder trees that untrusted code has written, whatever their shape.
 
-An operator, a Spark task or a function may leave thousands of folders in each other, millions beside each other,
-names of 255 bytes, paths that are longer than the kernel takes, and folders that their own owner can't enter. What
-recurses fails at the first, what collects names at the second. So ``remove_tree`` never goes deeper than one folder
-below the top: it moves a folder that isn't empty up to the top, by a name of its own, and comes back to it there.
-It holds a handful of descriptors, follows no link and never goes to a parent by ``..``, which could be moved
-meanwhile.
+An operator, a Spark task or a function may leave thousands of nested folders, millions of files in one, names of
+255 bytes, paths that are longer than the kernel accepts, and folders that their own owner can't enter. Recursion
+fails at the first, collecting names at the second. So ``remove_tree`` never goes deeper than one folder below the
+top: it moves a folder that isn't empty up to the top, under a new name, and empties it there. It holds a handful
+of descriptors, follows no link and never uses ``..``, which could be moved meanwhile.
 """
 
 from __future__ import annotations
@@ -27,8 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 def remove_tree(path: str | Path, *, dir_fd: int | None = None) -> int:
-    """How many files were in it. A link is removed and not followed. What can't be removed stays, and everything
-    beside it goes; then the first reason is raised. ``FileNotFoundError`` when nothing is there."""
+    """Remove a tree; the result is its number of files. A link is removed and not followed.
+
+    Entries that can't be removed stay, everything else goes; then the first error is raised.
+    ``FileNotFoundError`` when there is nothing.
+    """
     name = os.fspath(path)
     if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=dir_fd)
@@ -46,7 +48,7 @@ def remove_tree(path: str | Path, *, dir_fd: int | None = None) -> int:
 
 
 def remove_if_possible(path: str | Path) -> bool:
-    """For what is swept away: whatever is wrong with it is logged, and keeps nobody from going on."""
+    """Remove a tree in a sweep: errors are logged and don't stop the caller."""
     try:
         remove_tree(path)
     except FileNotFoundError:
@@ -58,9 +60,11 @@ def remove_if_possible(path: str | Path) -> bool:
 
 
 def folders_of(path: str | Path, spared: Collection[str] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Each folder of a tree, outer ones first, and the names of what is in it and isn't a folder. Links aren't
-    followed. What can't be listed, also since its path has become too long, is passed over, as are the folders
-    ``spared``, by their true paths."""
+    """Each folder of a tree, outer ones first, with the names of its entries that aren't folders.
+
+    Links aren't followed. Folders that can't be listed, also because their path is too long, are skipped, as are
+    the folders ``spared``, by their true paths.
+    """
     waiting = [os.fspath(path)]
     while waiting:
         folder = waiting.pop()
@@ -85,7 +89,7 @@ class _Removal:
         self.problem: OSError | None = None
 
     def run(self) -> None:
-        """The folders at the top are emptied one by one; what they hold of folders comes to the top itself."""
+        """Empty the folders at the top one by one; folders inside them are moved to the top."""
         stuck: set[str] = set()
         while names := _some_names(self._top, stuck):
             for name in names:
@@ -93,7 +97,7 @@ class _Removal:
                     stuck.add(name)
 
     def _empty(self, name: str) -> bool:
-        """True when it is gone."""
+        """Empty a folder; True when it is gone."""
         try:
             folder = _open(name, self._top)
         except OSError as error:
@@ -111,7 +115,8 @@ class _Removal:
         return not stuck and self._remove(self._top, name, last=True)
 
     def _remove(self, folder: int, name: str, *, last: bool = False) -> bool:
-        """A file, or a folder that is empty. False for a folder that isn't, and for what can't be removed."""
+        """Remove a file or an empty folder. False for a folder that isn't empty, and for an entry that can't be
+        removed."""
         try:
             os.unlink(name, dir_fd=folder)
             self.files += 1
@@ -119,7 +124,7 @@ class _Removal:
         except FileNotFoundError:
             return True
         except OSError as error:
-            # Linux says that it is a folder; POSIX, that it isn't permitted.
+            # Linux reports a folder, POSIX a missing permission.
             if error.errno not in (errno.EISDIR, errno.EPERM):
                 return self._failed(error)
         try:
@@ -137,7 +142,7 @@ class _Removal:
             self._moved += 1
             target = f"{_PREFIX}{self._moved}"
             try:
-                # A folder takes the place of an empty one at most, and of nothing else.
+                # A folder replaces at most an empty folder, and nothing else.
                 os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._top)
                 return True
             except OSError as error:
@@ -148,7 +153,7 @@ class _Removal:
                 return error.errno == errno.ENOENT or self._failed(error)
 
     def _opened_up(self, folder: int, name: str) -> bool:
-        """A folder says in itself where it is, so who moves it must be allowed to write to it. False if it was."""
+        """Make a folder writable: moving it changes its ``..`` entry. False if it already was."""
         try:
             return _let_in(name, folder)
         except OSError:
@@ -160,7 +165,7 @@ class _Removal:
 
 
 def _some_names(folder: int, stuck: set[str]) -> list[str]:
-    """Read from the beginning each time: what was removed meanwhile may have moved the rest about."""
+    """Read from the beginning each time: removals may have moved the other entries."""
     with os.scandir(folder) as entries:
         return list(islice((entry.name for entry in entries if entry.name not in stuck), _BATCH))
 
@@ -172,7 +177,7 @@ def _open(name: str, dir_fd: int | None) -> int:
         if not _let_in(name, dir_fd):
             raise
         folder = os.open(name, _FOLDER, dir_fd=dir_fd)
-    # It is closed before it is listed: nobody adds to it for as long as it is being emptied.
+    # Closed before it is listed, so that no process adds to it while it is being emptied.
     with suppress(PermissionError):
         if os.geteuid() == 0:
             os.fchown(folder, 0, 0)
@@ -181,12 +186,13 @@ def _open(name: str, dir_fd: int | None) -> int:
 
 
 def _let_in(name: str, dir_fd: int | None) -> bool:
-    """Its owner, whatever its mode is. False when the mode is no obstacle."""
+    """Give the owner access, whatever the mode is. False when the mode is no obstacle."""
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         if stat.S_IMODE(os.fstat(found).st_mode) & 0o700 == 0o700:
             return False
-        # By the descriptor: a name could have become a link. ``fchmod`` takes none that was opened like this.
+        # By the descriptor, since a name could have become a link; through ``/proc``, since ``fchmod`` refuses
+        # ``O_PATH``.
         os.chmod(f"/proc/self/fd/{found}", 0o700)
         return True
     finally:

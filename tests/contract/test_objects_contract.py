@@ -14,9 +14,8 @@ import pytest
 
 from tracelake.contracts.manifest import Manifest, ManifestFile
 from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
-from tracelake.objects.base import ObjectStat, ObjectStore
+from tracelake.objects.base import ObjectLocation, ObjectPrefix, ObjectStat, ObjectStore
 from tracelake.objects.directory import DirectoryStore
-from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 from tracelake.objects.verify import CONCURRENCY, verify_output
 
 DATASET, VERSION, TASK, OTHER_TASK = (UUID(int=number) for number in range(1, 5))

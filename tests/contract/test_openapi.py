@@ -28,20 +28,20 @@ from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 from schemathesis.core.parameters import ParameterLocation
 
+from tests.support.databases import ORG, build_state_template
+from tests.support.postgres import SharedPostgres
+from tests.support.query_port import grant_roles, query_settings
+from tests.support.query_port import served as served_app
+from tests.support.surfaces import WORKER_TOKEN, open_surfaces
 from tracelake.dispatcher.api.apps import INTERNAL_ROUTES, USER_ROUTES, describe
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.entropy import Entropy
 from tracelake.objects.directory import DirectoryStore
-from tracelake.query.app import describe as describe_query_service
+from tracelake.query.api import describe as describe_query_service
 from tracelake.query.app import open_surface
 from tracelake.store.db import Database, open_pool
-from tracelake.store.jobs import JobCards
-from tracelake.testing.query_port import grant_roles, query_settings
-from tracelake.testing.query_port import served as served_app
-from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.state import ORG, build_state_template
-from tracelake.testing.surfaces import WORKER_TOKEN, open_surfaces
+from tracelake.store.jobs import JobDefinitions
 from tracelake.tokens.signing import PemKeyring
 
 DAG = """
@@ -146,7 +146,7 @@ async def serve(
     ctx = StepContext(
         db=Database(pool),
         entropy=Entropy(),
-        cards=JobCards(),
+        definitions=JobDefinitions(),
         objects=DirectoryStore(folder / "objects"),
         signer=PemKeyring(folder / "keys"),
         runtimes=RuntimeRegistry(),

@@ -16,12 +16,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from tests.support.postgres import CloneDatabase
 from tracelake.domain.errors import Invalid, TooLarge
 from tracelake.queue.base import MAX_BODY_BYTES, Message, Queue, QueueDepth
-from tracelake.queue.install import install
-from tracelake.queue.migrate import migrate
 from tracelake.queue.postgres import PostgresQueue
-from tracelake.testing.postgres import CloneDatabase
+from tracelake.queue.postgres_install import install, migrate
 
 LONG = 600.0
 SHORT = 0.25

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracelake.testing.dev_stack import DevStack
+from tests.support.dev_stack import DevStack
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracelake.testing.alert_scene import CRITICAL, WARNING, AlertScene, alert_scene
-from tracelake.testing.dev_stack import eventually
+from tests.support.alert_scene import CRITICAL, WARNING, AlertScene, alert_scene
+from tests.support.dev_stack import eventually
 
 pytestmark = pytest.mark.xdist_group("whole_stack")
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from tracelake.testing.dev_stack import DevStack, tracelake
+from tests.support.dev_stack import DevStack, tracelake
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -281,7 +281,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(stack: DevStac
 
 
 COMMANDS = (("tasks",), ("status",))
-"""As real processes; tests/unit/test_cli_without_stack.py goes through all of them."""
+"""As real processes; tests/unit/cli/test_cli_without_stack.py goes through all of them."""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from tracelake.testing.dev_stack import DevStack
+from tests.support.dev_stack import DevStack
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -67,7 +67,7 @@ def test_a_dag_with_a_bundle_that_was_never_pushed_is_refused_at_its_line(
     file.write_text(DAG.replace("NAME", "never").replace("BUNDLE", "sha256:" + "0" * 64))
     done = stack.run("deploy", file)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"{file}:8:12: jobs[1].udf.bundle: is not here")
+    assert done.stderr.startswith(f"{file}:8:12: jobs[1].udf.bundle: isn't known; push it first")
 
 
 def test_what_cannot_be_a_bundle_is_refused_before_it_is_sent(
@@ -79,7 +79,11 @@ def test_what_cannot_be_a_bundle_is_refused_before_it_is_sent(
     empty = tmp_path / "empty"
     empty.mkdir()
     (function / "passwd").symlink_to("/etc/passwd")
-    for path, why in ((hostile, "leads elsewhere"), (empty, "no file"), (function, "passwd is a link")):
+    for path, why in (
+        (hostile, "leads out of the bundle"),
+        (empty, "no file"),
+        (function, "passwd is a link"),
+    ):
         done = stack.run("bundle", "push", path)
         assert (done.returncode, done.stdout) == (1, "")
         assert why in done.stderr

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tracelake.dev.handle import DispatcherHandle, read_handle
-from tracelake.testing.dev_stack import PATIENCE, eventually, tracelake
+from tests.support.dev_stack import PATIENCE, eventually, tracelake
+from tracelake.dev.handle import DispatcherHandle
+from tracelake.stack_connection import read_handle
 
 COMMAND = (sys.executable, "-m", "tracelake")
 

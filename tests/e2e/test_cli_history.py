@@ -12,10 +12,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests.support.dev_stack import DevStack
 from tracelake.cli import failures
 from tracelake.cli.main import app
 from tracelake.evm.rpc.config import load_pools
-from tracelake.testing.dev_stack import DevStack
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -100,8 +100,8 @@ def test_a_task_and_a_range_are_explained(stack: DevStack, run: Run, dag: str, t
     shown = said(run, "explain", task["task_id"], *home).splitlines()
     assert shown[0].startswith(f"{dag}/second 0-99  Completed")
     assert any("attempt 1 claimed by worker-1" in line for line in shown)
-    assert any(f"{dag}/src/" in line and "said by a person or a program" in line for line in shown)
-    assert shown[-1].endswith("from the first event to the last hand-over")
+    assert any(f"{dag}/src/" in line and "sent by a person or a program" in line for line in shown)
+    assert shown[-1].endswith("from the first event to the last step")
     assert [each["job"] for each in told(run, "explain", task["task_id"], *home)["tasks"]] == [
         "second",
         "first",
@@ -139,7 +139,7 @@ def test_a_dag_goes_back_to_the_version_before(stack: DevStack, run: Run, dag: s
     assert said(run, "dag", "show", dag, "--version", "1", *home) == first
     assert said(run, "dag", "show", dag, *home) == first + SECOND
     code, out, err = run("dag", "rollback", dag, *home)
-    assert code == 2, "nobody is there to ask"
+    assert code == 2, "no terminal to ask for confirmation"
     assert "- second: removed" in out
     assert "--yes" in err
     assert told(run, "dag", "versions", dag, *home)["active_version"] == 2

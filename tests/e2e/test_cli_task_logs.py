@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tracelake.testing.dev_stack import PATIENCE, DevStack, eventually
+from tests.support.dev_stack import PATIENCE, DevStack, eventually
 
 pytestmark = pytest.mark.xdist_group("cli")
 

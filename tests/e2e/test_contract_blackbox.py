@@ -12,7 +12,7 @@ import httpx
 import jwt
 import pytest
 
-from tracelake.testing.dev_stack import DevStack, eventually
+from tests.support.dev_stack import DevStack, eventually
 
 pytestmark = pytest.mark.xdist_group("cli")
 

@@ -15,7 +15,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_the_demo_holds_and_the_readme_shows_what_it_prints() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tracelake.dev.demo", "--blocks", "1200"],
+        [sys.executable, "-m", "examples.demo", "--blocks", "1200"],
         capture_output=True,
         text=True,
         timeout=900,

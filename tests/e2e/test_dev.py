@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,8 +18,9 @@ import httpx
 import psycopg
 import pytest
 
-from tracelake.dev.handle import DEV_FILE, DevHandle, read_handle
-from tracelake.testing.dev_stack import DevStack, descendants, eventually, is_gone, tracelake
+from tests.support.dev_stack import DevStack, descendants, eventually, is_gone, tracelake
+from tracelake.dev.handle import DevHandle
+from tracelake.stack_connection import DEV_FILE, read_handle
 
 CONTRACT_FIELDS = {
     "user_url",
@@ -47,6 +49,12 @@ jobs:
 """
 
 Start = Callable[..., DevStack]
+
+
+@pytest.fixture
+def tmp_path(path_in_memory: Path) -> Path:
+    """Each of these homes gets two new databases."""
+    return path_in_memory
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def test_an_empty_private_home_with_spaces_gets_everything_and_a_sigterm_takes_i
     assert stack.stdout.read_text() == "ready\n"
     file = home / "dev.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert set(DevHandle.__struct_fields__) >= CONTRACT_FIELDS
+    assert set(json.loads(file.read_text())) >= CONTRACT_FIELDS
     assert Path(handle.object_root).is_relative_to(home)
     assert set(handle.pids) == {"supervisor", *PARTS}
     for url in (handle.user_url, handle.internal_url, handle.query_url):
@@ -100,7 +108,7 @@ def test_an_empty_private_home_with_spaces_gets_everything_and_a_sigterm_takes_i
     assert f"logs in {home / 'logs'}" in said
     for dsn, database in (
         (handle.state_dsn, "tracelake_state"),
-        (handle.data_dsn, "tracelake_data"),
+        (handle.data_owner_dsn, "tracelake_data"),
         (handle.queue_dsn, "tracelake_queue"),
     ):
         with psycopg.connect(dsn) as connection:
@@ -166,8 +174,8 @@ def test_killed_parts_are_back_on_the_same_ports_and_it_is_said(tmp_path: Path, 
     urls = (before.user_url, before.internal_url, before.query_url)
     assert (after.user_url, after.internal_url, after.query_url) == urls
     for part in killed:
-        eventually(f"{part} is said to run again", lambda part=part: f"{part} runs again" in stack.said())
-        assert f"{part} was killed by SIGKILL; starting it again in 0.25 s" in stack.said()
+        eventually(f"{part} is said to run again", lambda part=part: f"{part} runs again" in stack.output())
+        assert f"{part} was killed by SIGKILL; starting it again in 0.25 s" in stack.output()
     assert all(map(ready_on, urls))
     assert stack.run("status").returncode == 0
 
@@ -303,7 +311,7 @@ def test_a_user_without_power_can_run_one_too(tmp_path: Path) -> None:
     with (
         output.open("wb") as out,
         subprocess.Popen(
-            [sys.executable, "-m", "tracelake.testing.unprivileged", str(tmp_path), *command], stdout=out
+            [sys.executable, "-m", "tests.support.unprivileged", str(tmp_path), *command], stdout=out
         ) as stack,
     ):
         try:

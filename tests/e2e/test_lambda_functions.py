@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.dev_stack import DevStack, eventually
+from tests.support.functions import zip_of
+from tests.support.processes import WorkerProcess
 from tracelake.client import Client
 from tracelake.contracts.user_api import TaskSummary
-from tracelake.testing.dev_stack import DevStack, eventually
-from tracelake.testing.functions import zip_of
-from tracelake.testing.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.xdist_group("lambda")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "functions"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.testing.dev_stack import DevStack, eventually, tracelake
+from tests.support.dev_stack import DevStack, eventually, tracelake
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -11,8 +11,8 @@ import sys
 
 import pyarrow as pa
 
-from tracelake.operators.api import operator
 from tracelake.operators.context import Context
+from tracelake.operators.registry import operator
 
 VICTIM = "victim"
 _PR_SET_NAME = 15

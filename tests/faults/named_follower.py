@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-from tracelake.operators.api import operator
 from tracelake.operators.block_follower import operator as built_in
 from tracelake.operators.context import Context
+from tracelake.operators.registry import operator
 
 NAME = "follower"
 _PR_SET_NAME = 15

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.embedded_postgres import Cluster
-from tracelake.testing.backfill_scene import BackfillScene
-from tracelake.testing.dev_stack import eventually
-from tracelake.testing.forwarder import Forwarder
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tests.support.dev_stack import eventually
+from tests.support.proxies import Forwarder
+from tests.support.site import Databases
+from tests.support.worker_scene import BackfillScene, WorkerScene, open_scene
+from tracelake.embedded.postgres import Cluster
 
-OPERATORS = str(Path(__file__).parents[1] / "integration" / "backfill_operators.py")
+OPERATORS = str(Path(__file__).parents[1] / "integration" / "cli" / "backfill_operators.py")
 RANGE = ("--from", "0", "--to", "119")
 
 

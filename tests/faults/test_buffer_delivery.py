@@ -9,11 +9,11 @@ from uuid import UUID
 
 import httpx
 
+from tests.support.processes import DispatcherProcess
+from tests.support.proxies import CuttingProxy
+from tests.support.site import Databases, alarms_in, open_site
 from tracelake.contracts.buffers import buffer_queue
 from tracelake.queue.postgres import PostgresQueue
-from tracelake.testing.cutting_proxy import CuttingProxy
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.site import Databases, alarms_in, open_site
 
 DAG = """
 name: chain

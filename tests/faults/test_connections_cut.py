@@ -10,15 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.support.load import Caller, Ledger, Load, Port
+from tests.support.proxies import ClientMessage, Cut, CuttingProxy, RandomCuts, pass_all
+from tests.support.site import Databases, open_site
 from tracelake.hot.commit import HotStore
-from tracelake.postgres_sessions import end_transactions_after
-from tracelake.query import state_pool
-from tracelake.secret import Secret
+from tracelake.postgres.sessions import end_transactions_after, open_statement_pool
+from tracelake.settings import Secret
 from tracelake.store import db
-from tracelake.testing.caller import Caller, Ledger, Port
-from tracelake.testing.cutting_proxy import ClientMessage, Cut, CuttingProxy, RandomCuts, pass_all
-from tracelake.testing.load import Load
-from tracelake.testing.site import Databases, open_site
 
 QUIET = dict.fromkeys(
     (
@@ -207,7 +205,7 @@ async def test_every_pool_ends_transactions_of_vanished_clients(databases: Datab
     async with contextlib.AsyncExitStack() as opened:
         state = await db.open_pool(databases.state_dsn, min_size=1)
         opened.push_async_callback(state.close)
-        catalog = await state_pool.open_pool(Secret(databases.state_dsn), 1, "test")
+        catalog = await open_statement_pool(Secret(databases.state_dsn), 1, "test")
         opened.push_async_callback(catalog.close)
         hot = HotStore(Secret(databases.state_dsn))
         opened.push_async_callback(hot.close)

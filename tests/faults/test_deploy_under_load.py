@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tracelake.testing.load import DAG, Load
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import DAG, Load
+from tests.support.site import Databases, open_site
 
 CHURN = """
 name: churn

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tracelake.testing.load import Load
-from tracelake.testing.load_audit import audit
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import Load, audit
+from tests.support.site import Databases, open_site
 
 
 async def test_replicas_killed_under_load_lose_and_repeat_nothing(

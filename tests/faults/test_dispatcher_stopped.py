@@ -7,10 +7,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from tracelake.testing.cutting_proxy import ClientMessage, Cut, CuttingProxy, pass_all
-from tracelake.testing.load import Load
-from tracelake.testing.single_task import LEASE_SECONDS, open_single_task
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import Load
+from tests.support.proxies import ClientMessage, Cut, CuttingProxy, pass_all
+from tests.support.site import LEASE_SECONDS, Databases, open_single_task, open_site
+
+# The session that changed the row has been idle for longer than between two statements. A process that is stopped
+# amid a statement holds its locks for longer: until its transaction is ended.
+COMMIT_IS_HELD = """
+SELECT EXISTS (
+    SELECT FROM task t JOIN pg_stat_activity a ON a.backend_xid = t.xmax
+    WHERE t.task_id = $1 AND a.state = 'idle in transaction'
+      AND a.state_change < clock_timestamp() - interval '1 second'
+)
+"""
 
 
 async def test_a_replica_that_slept_through_leases_reaps_none_that_were_renewed(
@@ -27,12 +36,10 @@ async def test_a_replica_that_slept_through_leases_reaps_none_that_were_renewed(
         await load.made_progress(20)
         sleeper.stop()
         slept_past = datetime.fromisoformat(claim["lease_expires_at"]) + timedelta(seconds=LEASE_SECONDS)
-        sleeping = asyncio.create_task(databases.until_past(slept_past))
-        while not sleeping.done():
-            assert (await task.beat(awake, claim)).status_code == 200
-            await asyncio.wait([sleeping], timeout=LEASE_SECONDS / 4)
-        sleeper.resume()
-        await load.made_progress(20)
+        async with task.beating(awake, claim):
+            await databases.until_past(slept_past)
+            sleeper.resume()
+            await load.made_progress(20)
         assert (await task.beat(sleeper, claim)).status_code == 200
         assert (await task.complete(sleeper, claim)).status_code == 200
         assert [each["outcome"] for each in (await task.show(awake))["attempts"]] == ["Completed"]
@@ -67,8 +74,7 @@ async def test_a_replica_stopped_inside_a_transaction_holds_up_nobody_for_long(
         [stuck], [other] = stuck_site.replicas, other_site.replicas
         proxy.policy = hold_commits
         claiming = asyncio.create_task(task.claim(stuck))
-        locked = "SELECT NOT EXISTS (SELECT 1 FROM task WHERE task_id = $1 FOR UPDATE SKIP LOCKED)"
-        await databases.until(locked, UUID(task.task_id))
+        await databases.until(COMMIT_IS_HELD, UUID(task.task_id))
         stuck.stop()
         async with asyncio.timeout(120):
             # On a busy machine the lock may outlast a request; whoever claims asks again.

@@ -9,9 +9,8 @@ from uuid import UUID
 import asyncpg
 import httpx
 
-from tracelake.testing.load import Load
-from tracelake.testing.single_task import open_single_task
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import Load
+from tests.support.site import Databases, open_single_task, open_site
 
 
 async def test_replicas_told_to_stop_under_load_leave_nothing_behind(

@@ -20,18 +20,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.support.databases import install_data, role_dsn
+from tests.support.dev_stack import descendants, eventually
+from tests.support.follow_scene import USUAL, node_blocks, node_table, stored_table
+from tests.support.processes import WorkerProcess
+from tests.support.proxies import Forwarder
+from tests.support.site import Databases
+from tests.support.worker_scene import WorkerScene, open_scene
 from tracelake.contracts.user_api import TaskDetail
-from tracelake.embedded_postgres import Cluster
+from tracelake.embedded.postgres import Cluster
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.server import RunningChain, running
 from tracelake.hot.install import READER_ROLE, WRITER_ROLE
-from tracelake.testing.data_database import install_data, role_dsn
-from tracelake.testing.dev_stack import descendants, eventually
-from tracelake.testing.follow_scene import USUAL, node_blocks, node_table, stored_table
-from tracelake.testing.forwarder import Forwarder
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
 
 FINALITY = 40
 OPERATORS = ("--operators", str(Path(__file__).with_name("named_follower.py")))
@@ -74,7 +74,7 @@ class Following:
             f"{self.dag}_{name}",
             *OPERATORS,
             internal_url=internal_url,
-            TRACELAKE_DATA_DSN=role_dsn(self.data_dsn, WRITER_ROLE),
+            TRACELAKE_DATA_WRITE_DSN=role_dsn(self.data_dsn, WRITER_ROLE),
             TRACELAKE_RPC_POOLS=str(self.pools),
         )
 
@@ -275,7 +275,7 @@ async def test_what_a_check_finds_wrong_is_written_again_without_anybodys_help(
         await take_back(scene, story, 5, 9)
         story.node.chain.mine()
         await story.in_step()
-        assert await worker.said("outputs_invalidated_by_others")
+        assert await worker.logged("outputs_invalidated_by_others")
         shown = story.task()
         assert [each.outcome for each in shown.attempts] == [None, "Released"], "that cost nothing"
         log = worker.home / "logs" / "tasks" / str(shown.task_id) / f"{shown.attempt}.log"

@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from tracelake.domain.errors import Invalid
-from tracelake.query.engine.limits import MIB, SlotLimits
-from tracelake.query.engine.plain_slots import PlainSlots
+from tracelake.query.engine.confinement import PlainSlots
+from tracelake.query.engine.restrict import MIB, SlotLimits
 from tracelake.query.engine.slots import Slots
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("sandbox")]
@@ -165,8 +165,8 @@ async def test_a_process_that_ends_while_idle_is_replaced(slots: Slots) -> None:
 
 SERVICE = """
 import asyncio
-from tracelake.query.engine.limits import SlotLimits
-from tracelake.query.engine.plain_slots import PlainSlots
+from tracelake.query.engine.restrict import SlotLimits
+from tracelake.query.engine.confinement import PlainSlots
 from tracelake.query.engine.slots import Slots
 
 async def main():

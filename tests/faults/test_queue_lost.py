@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.load import QUEUE, Load
+from tests.support.proxies import CuttingProxy
+from tests.support.site import Databases, open_site
 from tracelake.queue.postgres import PostgresQueue
-from tracelake.testing.cutting_proxy import CuttingProxy
-from tracelake.testing.load import QUEUE, Load
-from tracelake.testing.site import Databases, open_site
 
 
 async def test_work_accepted_while_the_queue_is_down_is_done_when_it_is_back(

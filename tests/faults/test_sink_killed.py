@@ -10,10 +10,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from tracelake.embedded_postgres import Cluster
-from tracelake.testing.buffer_scene import BufferScene, Publisher, open_buffer_scene
-from tracelake.testing.cutting_proxy import ClientMessage, Cut, CuttingProxy
-from tracelake.testing.forwarder import Forwarder
+from tests.support.buffer_scene import BufferScene, Publisher, open_buffer_scene
+from tests.support.proxies import ClientMessage, Cut, CuttingProxy, Forwarder
+from tracelake.embedded.postgres import Cluster
 
 SHORT_LEASE = """UPDATE job SET heartbeat_timeout_seconds = 1, retry_base_seconds = 0
                  WHERE operator = 'buffer_sink'"""
@@ -67,8 +66,8 @@ def before_commit(message: ClientMessage) -> Cut:
 
 async def test_killed_before_its_commit(scene: BufferScene, publisher: Publisher) -> None:
     async with CuttingProxy(scene.writing_dsn) as proxy:
-        async with scene.sinking("one", data_dsn=proxy.dsn) as sink:
-            await sink.said("sink_drains")
+        async with scene.sinking("one", data_write_dsn=proxy.dsn) as sink:
+            await sink.logged("sink_drains")
             proxy.policy = before_commit
             await publisher.publish({"key": "before commit 1"}, {"key": "before commit 2"})
             await proxy.held.wait()
@@ -82,7 +81,7 @@ async def test_killed_after_its_commit_and_before_its_event(scene: BufferScene, 
         Forwarder(scene.site.replica.internal_url) as way,
         scene.sinking("three", internal_url=way.url) as sink,
     ):
-        await sink.said("sink_drains")
+        await sink.logged("sink_drains")
         known = scene.cursor()
         way.cut()
         await publisher.publish({"key": "before event"})
@@ -100,7 +99,7 @@ async def test_killed_after_its_event_and_before_its_acknowledgement(
         CuttingProxy(scene.site.databases.queue_dsn) as queue,
         scene.sinking("five", internal_url=way.url, queue_dsn=queue.dsn) as sink,
     ):
-        await sink.said("sink_drains")
+        await sink.logged("sink_drains")
         known = scene.cursor() or 0
         way.cut()
         await publisher.publish({"key": "before ack"})
@@ -119,9 +118,9 @@ async def test_one_that_slept_through_its_lease_writes_nothing_beside_its_succes
 ) -> None:
     async with (
         CuttingProxy(scene.writing_dsn) as proxy,
-        scene.sinking("sleeper", data_dsn=proxy.dsn) as sleeper,
+        scene.sinking("sleeper", data_write_dsn=proxy.dsn) as sleeper,
     ):
-        await sleeper.said("sink_drains")
+        await sleeper.logged("sink_drains")
         proxy.policy = before_commit
         await publisher.publish({"key": "held", "note": "by the sleeper"})
         await proxy.held.wait()
@@ -129,11 +128,11 @@ async def test_one_that_slept_through_its_lease_writes_nothing_beside_its_succes
         proxy.cut_all()
         proxy.policy = lambda _: Cut.NONE
         async with scene.sinking("successor") as successor:
-            await successor.said("sink_drains")
+            await successor.logged("sink_drains")
             await publisher.publish({"key": "new"})
             await scene.until_has("new")
             sleeper.send(signal.SIGCONT)
-            await sleeper.said("sink_ended")
+            await sleeper.logged("sink_ended")
             await _execute(scene.site.databases.queue_dsn, AT_ONCE)
             await scene.until_has("held", "new")
             await scene.until_acknowledged()
@@ -146,20 +145,20 @@ async def test_outages_of_the_data_database_and_of_the_dispatcher_are_waited_out
     async with (
         Forwarder(scene.site.replica.internal_url) as way,
         CuttingProxy(scene.writing_dsn) as proxy,
-        scene.sinking("patient", data_dsn=proxy.dsn, internal_url=way.url) as sink,
+        scene.sinking("patient", data_write_dsn=proxy.dsn, internal_url=way.url) as sink,
     ):
-        await sink.said("sink_drains")
+        await sink.logged("sink_drains")
         proxy.refusing = True
         proxy.cut_all()
         await publisher.publish({"key": "while data was away"})
-        await sink.said("sink_waits")
+        await sink.logged("sink_waits")
         await scene.lease_passes()
         proxy.refusing = False
         await scene.until_has("while data was away")
         assert len(sink.events("sink_drains")) == 1, "it kept its lease"
         way.cut()
         await publisher.publish({"key": "while the dispatcher was away"})
-        await sink.said("dispatcher_away")
+        await sink.logged("dispatcher_away")
         way.lead_to(scene.site.replica.internal_url)
         await scene.until_has("while the dispatcher was away")
         await scene.until_acknowledged()
@@ -169,7 +168,7 @@ async def test_a_sink_that_is_told_to_stop_hands_its_dataset_back(
     scene: BufferScene, publisher: Publisher
 ) -> None:
     async with scene.sinking("leaving") as leaving:
-        await leaving.said("sink_drains")
+        await leaving.logged("sink_drains")
         await publisher.publish({"key": "before it left"})
         await scene.until_has("before it left")
         leaving.send(signal.SIGTERM)

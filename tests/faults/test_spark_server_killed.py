@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
+from tests.support.spark import GROUP, QUICK, LocalProgram, LocalPrograms
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import Unavailable
-from tracelake.testing.spark import GROUP, QUICK, LocalProgram, LocalPrograms
 from tracelake.worker.spark import session as spark_session
 from tracelake.worker.spark.server import SparkServer
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tracelake.embedded_postgres import Cluster
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.load import Load
-from tracelake.testing.single_task import LEASE_SECONDS, open_single_task
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import Load
+from tests.support.processes import DispatcherProcess
+from tests.support.site import LEASE_SECONDS, Databases, open_single_task, open_site
+from tracelake.embedded.postgres import Cluster
 
 
 async def crash(cluster: Cluster, number: signal.Signals) -> None:

@@ -8,10 +8,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.load import Load
-from tracelake.testing.single_task import open_single_task
-from tracelake.testing.site import Databases, open_site
+from tests.support.load import Load
+from tests.support.processes import DispatcherProcess
+from tests.support.site import Databases, open_single_task, open_site
 
 
 async def test_a_state_database_that_turned_read_only_is_an_outage(

@@ -20,16 +20,16 @@ import asyncpg
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.dev_stack import descendants, eventually, is_gone
+from tests.support.processes import WorkerProcess
+from tests.support.proxies import Forwarder
+from tests.support.site import Databases
+from tests.support.worker_scene import WorkerScene, open_scene
 from tracelake.contracts.user_api import TaskDetail
-from tracelake.embedded_postgres import Cluster
+from tracelake.embedded.postgres import Cluster
 from tracelake.hot.install import WRITER_ROLE, install
 from tracelake.queue.postgres import PostgresQueue
-from tracelake.secret import Secret
-from tracelake.testing.dev_stack import descendants, eventually, is_gone
-from tracelake.testing.forwarder import Forwarder
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.settings import Secret
 
 OPERATORS = ("--operators", str(Path(__file__).with_name("fault_operators.py")))
 VICTIM = "victim\n"
@@ -94,7 +94,7 @@ async def test_a_killed_dispatcher_costs_no_attempt_and_the_files_are_committed_
                 await asyncio.to_thread(linger, scene, "dispatcher_killed", seconds=2)
                 way.cut()
                 await scene.replica.kill()
-                await worker.said("attempt_ended")
+                await worker.logged("attempt_ended")
                 await scene.replica.start()
                 way.lead_to(scene.replica.internal_url)
                 scene.reconnect()
@@ -116,7 +116,7 @@ async def test_files_of_a_wrapper_that_slept_past_its_lease_never_appear(scene: 
 async def test_rows_of_a_wrapper_that_slept_past_its_lease_are_refused_by_the_data_database(
     scene: WorkerScene, data_dsn: str
 ) -> None:
-    roles = {"TRACELAKE_DATA_DSN": role_dsn(data_dsn, WRITER_ROLE)}
+    roles = {"TRACELAKE_DATA_WRITE_DSN": role_dsn(data_dsn, WRITER_ROLE)}
     # Its Dispatcher is out of its reach: nothing but the fence beside the data can tell it that it is late.
     shown = await overtaken(scene, "slept_rows", "holds_rows", POSTGRES, "Failed", **roles)
     [output] = shown.outputs
@@ -146,11 +146,11 @@ async def overtaken(
             shown = await asyncio.to_thread(scene.ended, dag)
             assert [each.outcome for each in shown.attempts] == ["Completed", "TimedOut"]
             slow.send(signal.SIGCONT)
-            [told] = await slow.said("attempt_ended")
+            [told] = await slow.logged("attempt_ended")
             assert (told["attempt"], told["status"]) == (1, end)
             assert end == "Completed" or "a newer attempt has begun" in told["error"]
             way.lead_to(scene.replica.internal_url)
-            [refused] = await slow.said("report_refused")
+            [refused] = await slow.logged("report_refused")
             assert refused["reason"] in ("StaleAttempt", "StaleLease")
             after = await asyncio.to_thread(scene.task, dag)
             assert (after.attempts, after.outputs) == (shown.attempts, shown.outputs)

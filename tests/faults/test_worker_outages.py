@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from tracelake.embedded_postgres import Cluster
-from tracelake.testing.cutting_proxy import CuttingProxy
-from tracelake.testing.forwarder import Forwarder
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_process import WorkerProcess
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tests.support.processes import WorkerProcess
+from tests.support.proxies import CuttingProxy, Forwarder
+from tests.support.site import Databases
+from tests.support.worker_scene import WorkerScene, open_scene
+from tracelake.embedded.postgres import Cluster
 
-OPERATORS = str(Path(__file__).parents[1] / "integration" / "wrapper_operators.py")
+OPERATORS = str(Path(__file__).parents[1] / "integration" / "worker" / "wrapper_operators.py")
 
 
 @pytest.fixture
@@ -46,10 +45,10 @@ async def test_a_queue_that_is_gone_for_a_while_is_waited_for_and_said_once(scen
         proxy.cut_all()
         await asyncio.to_thread(scene.deploy, "during", "noop")
         await asyncio.to_thread(scene.trigger, "during")
-        await worker.said("queue_away")
+        await worker.logged("queue_away")
         proxy.refusing = False
         assert (await asyncio.to_thread(scene.ended, "during")).status == "Completed"
-        await worker.said("queue_back")
+        await worker.logged("queue_back")
         assert len(worker.events("queue_away")) == 1
         assert worker.exit_code is None
 
@@ -62,18 +61,18 @@ async def test_an_operator_goes_on_while_the_dispatcher_is_killed_and_started_ag
             scene.deploy, "through", "sleeps", config={"seconds": 3}, heartbeat_timeout_seconds=4
         )
         await asyncio.to_thread(scene.trigger, "through")
-        await worker.said("attempt_running")
+        await worker.logged("attempt_running")
         way.cut()
         await scene.replica.kill()
-        await worker.said("dispatcher_away")
-        await worker.said("attempt_ended")
+        await worker.logged("dispatcher_away")
+        await worker.logged("attempt_ended")
         await scene.replica.start()
         way.lead_to(scene.replica.internal_url)
         scene.reconnect()
         shown = await asyncio.to_thread(scene.ended, "through")
         assert shown.status == "Completed"
         assert [each.outcome for each in shown.attempts] == ["Completed"]
-        await worker.said("dispatcher_back")
+        await worker.logged("dispatcher_back")
         assert len(worker.events("dispatcher_away")) == 1
 
 
@@ -83,8 +82,8 @@ async def test_a_worker_waits_for_a_dispatcher_that_is_not_there_yet(scene: Work
         worker = scene.worker("worker", internal_url=way.url)
         try:
             worker.launch()
-            await worker.said("dispatcher_away")
+            await worker.logged("dispatcher_away")
             way.lead_to(scene.replica.internal_url)
-            await worker.said("worker_ready")
+            await worker.logged("worker_ready")
         finally:
             await worker.close()

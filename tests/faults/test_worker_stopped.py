@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.single_task import open_single_task
-from tracelake.testing.site import Databases, open_site
+from tests.support.processes import DispatcherProcess
+from tests.support.site import Databases, open_single_task, open_site
 
 SCRIPT = Path(__file__).with_name("staging_worker.py")
 

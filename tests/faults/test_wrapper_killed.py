@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.dev_stack import descendants, eventually, is_gone
+from tests.support.site import Databases
+from tests.support.worker_scene import WorkerScene, open_scene
 from tracelake.contracts.user_api import TaskDetail
-from tracelake.embedded_postgres import Cluster
-from tracelake.testing.dev_stack import descendants, eventually, is_gone
-from tracelake.testing.site import Databases
-from tracelake.testing.worker_scene import WorkerScene, open_scene
+from tracelake.embedded.postgres import Cluster
 
-OPERATORS = str(Path(__file__).parents[1] / "integration" / "wrapper_operators.py")
+OPERATORS = str(Path(__file__).parents[1] / "integration" / "worker" / "wrapper_operators.py")
 
 pytestmark = pytest.mark.xdist_group("wrapper_killed")
 

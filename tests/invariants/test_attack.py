@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.testing.attack.__main__ import left_out
-from tracelake.testing.attack.attack import Attack, attacks, carry_out
-from tracelake.testing.attack.least_privilege import PAGE, tables, unlisted
-from tracelake.testing.attack.stack import AttackedStack, attacked_stack
+from tests.support.attack.__main__ import left_out
+from tests.support.attack.attack import Attack, attacks, carry_out
+from tests.support.attack.least_privilege import PAGE, tables, unlisted
+from tests.support.attack.stack import AttackedStack, attacked_stack
 
 pytestmark = pytest.mark.xdist_group("attack")
 

@@ -12,16 +12,16 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.databases import role_dsn
+from tests.support.hot_scene import Connection
 from tracelake.domain.block_range import BlockRange
-from tracelake.domain.buffer_schema import PLATFORM_COLUMNS, BufferSchema
+from tracelake.domain.buffers import PLATFORM_COLUMNS, BufferSchema
 from tracelake.domain.dag.model import Column, ColumnType
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.hot.buffers import EVERYTHING, Batch, BufferStore, BufferTable, Retraction
 from tracelake.hot.commit import Writer
 from tracelake.hot.install import READER_ROLE, WRITER_ROLE
-from tracelake.secret import Secret
-from tracelake.testing.data_database import role_dsn
-from tracelake.testing.hot_store import Connection
+from tracelake.settings import Secret
 
 COLUMNS = {"key": ColumnType.TEXT, "block_number": ColumnType.BIGINT, "note": ColumnType.TEXT}
 OWN_REVISION = {**COLUMNS, "revision": ColumnType.BIGINT}
@@ -133,12 +133,12 @@ async def test_positions_rise_with_every_insert_replacement_and_retraction(sink:
 async def test_the_event_is_kept_with_the_rows_also_when_nothing_was_inserted(sink: Sink) -> None:
     first = await sink.takes(batch(("a", 1, "x")))
     again = await sink.takes(batch(("a", 1, "x")))
-    [unsaid] = await sink.store.unsaid(sink.writer.task_id)
-    assert (unsaid.outbox_id, [event.cursor for event in unsaid.events]) == (again.outbox_id, [1])
-    assert unsaid.events[0].dataset_version == sink.table.dataset_version
+    [pending] = await sink.store.pending_events(sink.writer.task_id)
+    assert (pending.outbox_id, [event.cursor for event in pending.events]) == (again.outbox_id, [1])
+    assert pending.events[0].dataset_version == sink.table.dataset_version
     assert again.outbox_id != first.outbox_id
-    await sink.store.said(unsaid.outbox_id)
-    assert await sink.store.unsaid(sink.writer.task_id) == []
+    await sink.store.mark_delivered(pending.outbox_id)
+    assert await sink.store.pending_events(sink.writer.task_id) == []
 
 
 async def test_a_retraction_marks_what_was_not_published_again(sink: Sink) -> None:
@@ -263,7 +263,7 @@ async def test_rows_that_the_database_refuses_leave_nothing_behind(sink: Sink) -
     with pytest.raises(Invalid):
         await sink.takes(batch(("fine", 2**63, "x")))
     assert await sink.rows() == []
-    assert await sink.store.unsaid(sink.writer.task_id) == []
+    assert await sink.store.pending_events(sink.writer.task_id) == []
     assert (await sink.takes(batch(("fine", 1, "x")))).position == 1
 
 

@@ -7,13 +7,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from tests.support.conversation import Conversation, dag, reactive, source
+from tests.support.interleave import COMMIT, Interleaver
 from tracelake.contracts.dispatcher_api import ClaimRequest, ClaimResponse, EventIn
 from tracelake.dispatcher.steps.claim_task import claim_tasks
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.dispatcher.steps.pause_job import set_job_paused
+from tracelake.dispatcher.steps.interventions import pause_job, resume_job
 from tracelake.store import tasks
-from tracelake.testing.conversation import Conversation, dag, reactive, source
-from tracelake.testing.interleave import COMMIT, Interleaver
 
 
 @pytest.fixture
@@ -159,11 +159,11 @@ async def test_a_claim_against_a_resume_is_granted_or_woken(
     talk: Conversation, both: Interleaver, claim_first: bool, hold: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     [task] = await queued(talk, 1, scaling={"max_concurrency": 1})
-    await set_job_paused(talk.ctx, "chain", "work", True)
+    await pause_job(talk.ctx, "chain", "work")
     await talk.forget_wakes()
 
     async def resume(c: Conversation) -> None:
-        await set_job_paused(c.ctx, "chain", "work", False)
+        await resume_job(c.ctx, "chain", "work")
 
     if claim_first:
         answer = (await both.run(lambda c: c.claim(task), resume, hold=hold)).first

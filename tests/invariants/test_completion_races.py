@@ -7,6 +7,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from tests.support.conversation import Conversation, Lease, dag, reactive, source
+from tests.support.interleave import Interleaver
 from tracelake.contracts.dispatcher_api import (
     ClaimResponse,
     CompleteResponse,
@@ -17,11 +19,9 @@ from tracelake.contracts.dispatcher_api import (
 )
 from tracelake.dispatcher.steps.complete_task import complete_tasks
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.dispatcher.steps.reap_leases import begin_listening, reap_leases
-from tracelake.dispatcher.steps.retry_task import retry_task
+from tracelake.dispatcher.steps.interventions import retry_task
+from tracelake.dispatcher.steps.upkeep import begin_listening, reap_leases
 from tracelake.domain.errors import Conflict, Invalid
-from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source
-from tracelake.testing.interleave import Interleaver
 
 
 @pytest.fixture

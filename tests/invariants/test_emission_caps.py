@@ -12,22 +12,22 @@ from uuid import UUID
 
 import pytest
 
+from tests.support.conversation import Conversation, dag, reactive, source, taken_back
+from tests.support.databases import ORG
+from tests.support.surfaces import DirectDispatch
 from tracelake.contracts.coverage import BackfillQuery, GapQuery
 from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.contracts.explain import ExplainRangeQuery
-from tracelake.dispatcher.api.dispatch import DirectDispatch
 from tracelake.dispatcher.loops import run_in_process
 from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
-from tracelake.dispatcher.steps.context import StepContext
-from tracelake.dispatcher.steps.emission_caps import Emissions
-from tracelake.dispatcher.steps.reconcile_partitions import reconcile_partitions
+from tracelake.dispatcher.steps.context import Emissions, StepContext
+from tracelake.dispatcher.steps.upkeep import reconcile_partitions
 from tracelake.domain.block_range import MAX_BLOCK
-from tracelake.domain.dag.installation import Installation, RuntimeTraits
+from tracelake.domain.dag.checks import Installation
 from tracelake.domain.dag.parse import parse_dag
 from tracelake.domain.errors import Invalid, InvalidDag
-from tracelake.store import coverage, explain_range, tasks
-from tracelake.testing.conversation import Conversation, dag, reactive, source, taken_back
-from tracelake.testing.state import ORG
+from tracelake.domain.runtimes import RuntimeTraits
+from tracelake.store import coverage, explain, tasks
 
 IN_PROCESS = {"runtime": "dispatcher", "outputs": 1}
 SPLITTER = {**IN_PROCESS, "operator": "range_splitter"}
@@ -204,7 +204,7 @@ async def test_looking_at_the_longest_range_is_bounded(ctx: StepContext) -> None
         lambda tx: coverage.backfill(tx, "chain", "job", BackfillQuery(**everything, limit=10))
     )
     assert len(state.events) <= 10
-    await ctx.db.run(lambda tx: explain_range.range_of(tx, ORG, uuid, ExplainRangeQuery(**everything)))
+    await ctx.db.run(lambda tx: explain.range_of(tx, ORG, uuid, ExplainRangeQuery(**everything)))
     assert await reconcile_partitions(ctx) == 0
 
 

@@ -19,11 +19,10 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tracelake.worker.lambda_.attempt_token import AttemptToken
-from tracelake.worker.lambda_.runtime_api import RuntimeApi, RuntimeCall
+from tracelake.sandbox import gateway_connection
+from tracelake.sandbox.gateway import Gateway, GatewayLimits
+from tracelake.worker.lambda_.runtime_api import AttemptToken, RuntimeApi, RuntimeCall
 from tracelake.worker.lambda_.start_environment import admission
-from tracelake.worker.sandbox import gateway_connection
-from tracelake.worker.sandbox.gateway import Gateway, GatewayLimits
 
 TASK, OTHER = UUID(int=1), UUID(int=2)
 

@@ -17,19 +17,18 @@ import asyncpg
 import psycopg
 import pytest
 
+from tests.support.attack.neighbour_process import as_user
+from tests.support.dev_stack import eventually
 from tracelake.dev.child_process import ChildProcess, ChildSpec
-from tracelake.embedded_postgres import Cluster, PortRelay, port_dsn, private_dsn
-from tracelake.embedded_postgres.cluster import socket_path
-from tracelake.embedded_postgres.port_relay import CONNECTIONS
-from tracelake.held_port import LOOPBACK, HeldPort, handed_down, inherited
-from tracelake.local_peer import uid_of
-from tracelake.testing.attack.neighbour_process import as_user
-from tracelake.testing.dev_stack import eventually
+from tracelake.embedded.postgres import Cluster, PortRelay, port_dsn, private_dsn
+from tracelake.embedded.postgres.cluster import socket_path
+from tracelake.embedded.postgres.port_relay import CONNECTIONS
+from tracelake.serving.local_sockets import LOOPBACK, HeldPort, handed_down, inherited, uid_of_loopback_peer
 
 NEIGHBOUR = 59_873 if os.geteuid() == 0 else None
 SERVER = """
 import os, socket, sys
-from tracelake.held_port import inherited
+from tracelake.serving.local_sockets import inherited
 listening = inherited("user", "127.0.0.1", int(sys.argv[1]), os.environ)
 assert "TRACELAKE_LISTEN_FDS" not in os.environ
 listening.listen(16)
@@ -298,8 +297,8 @@ def test_one_is_told_by_the_kernel_who_is_at_the_other_end() -> None:
         socket.create_connection(server.getsockname()) as client,
         server.accept()[0] as accepted,
     ):
-        assert uid_of(accepted.getpeername(), accepted.getsockname()) == os.geteuid()
-        assert uid_of(("10.1.2.3", 5), accepted.getsockname()) is None
-        assert uid_of(("127.0.0.1", 1), accepted.getsockname()) is None
-        assert uid_of(None, None) is None
+        assert uid_of_loopback_peer(accepted.getpeername(), accepted.getsockname()) == os.geteuid()
+        assert uid_of_loopback_peer(("10.1.2.3", 5), accepted.getsockname()) is None
+        assert uid_of_loopback_peer(("127.0.0.1", 1), accepted.getsockname()) is None
+        assert uid_of_loopback_peer(None, None) is None
         assert client.getsockname() == accepted.getpeername()

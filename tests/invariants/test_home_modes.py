@@ -11,11 +11,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from tracelake.cli.main import app
-from tracelake.dev.dispatcher_files import DispatcherFiles
-from tracelake.dev.handle import DispatcherHandle
+from tracelake.dev.handle import DispatcherFiles, DispatcherHandle, write_ready
 from tracelake.dev.home import Home
 from tracelake.dev.home_checks import take_over
-from tracelake.dev.ready_file import say_ready
 from tracelake.domain.errors import Unavailable
 from tracelake.tokens.signing import PemKeyring
 
@@ -137,7 +135,7 @@ def test_everything_that_is_kept_in_a_home_is_for_its_owner_alone(tmp_path: Path
         home.copies.preset({"queue_password": "given"})
         home.copies.disown_worker_tokens()
         PemKeyring(home.keys)
-        say_ready(home.folder / "sink.pid")
+        write_ready(home.folder / "sink.pid")
         files.publish(DispatcherHandle("http://user", "http://internal", "token", "token", os.getpid()))
         with home.locked():
             pass

@@ -19,15 +19,15 @@ from uuid import uuid4
 
 import pytest
 
-from tracelake.embedded_postgres.folder import ClusterFolder
+from tracelake.embedded.postgres.folder import ClusterFolder
+from tracelake.objects.base import staging_prefix
 from tracelake.objects.directory import DirectoryStore
-from tracelake.objects.layout import staging_prefix
 from tracelake.trees import folders_of, remove_if_possible, remove_tree
+from tracelake.worker.app import own_work_folder
 from tracelake.worker.host.client import OperatorHost
-from tracelake.worker.host.operator_environment import _leaking
-from tracelake.worker.lambda_.function_layer import build_layer, open_to_readers
-from tracelake.worker.operator.attempt_stage import Stage
-from tracelake.worker.work_folder import own_work_folder
+from tracelake.worker.host.host_check import _leaking
+from tracelake.worker.lambda_.function_program import build_layer, open_to_readers
+from tracelake.worker.operator.attempt import AttemptSetup
 
 AS_ROOT = os.geteuid() == 0
 SUSPECT = re.compile("rmtree|walk|rglob")
@@ -240,7 +240,7 @@ async def test_staged_objects_that_lie_deep_are_deleted(tmp_path: Path) -> None:
 
 
 def test_an_attempts_deep_folder_is_cleared_for_the_next_attempt(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = AttemptSetup(tmp_path)
     deep(Path(stage._make_folder()))
     stage._clear_folder()
     assert list(tmp_path.iterdir()) == []
@@ -303,5 +303,5 @@ def test_nothing_in_the_product_recurses_through_folders() -> None:
         for name in recursing(ast.parse(text))
     ]
     # A copy of what is installed, made a line before.
-    assert found == ["embedded_postgres/binaries.py: rglob"]
+    assert found == ["embedded/postgres/server.py: rglob"]
     assert list(recursing(ast.parse("import shutil; shutil.rmtree('x')"))) == ["rmtree"]

@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelake.domain.errors import Invalid
-from tracelake.evm.devchain import http_protocol as devchain_protocol
+from tracelake.domain.errors import Invalid, Unauthenticated
+from tracelake.evm.devchain import jsonrpc
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen
-from tracelake.serving import http_protocol
-from tracelake.serving.http_limits import Door, HttpLimits, Peer, peer_of, tuned
+from tracelake.serving import listener
+from tracelake.serving.http_limits import ConnectionLimiter, HttpLimits, Peer, peer_of, tuned
 from tracelake.serving.identity import Authentication, Identity
 from tracelake.serving.listener import Listener
-from tracelake.worker.lambda_ import http_server
-from tracelake.worker.lambda_.http_server import HttpRequest, HttpServer
-from tracelake.worker.sandbox.gateway import GatewayResponse
+from tracelake.serving.small_http import ServedRequest, ServedResponse
+from tracelake.worker.lambda_ import invoke_server
+from tracelake.worker.lambda_.invoke_server import InvokeServer
 
 LONG = HttpLimits(head_seconds=60, body_seconds=60, idle_seconds=60)
 SHORT = replace(LONG, head_seconds=0.2, body_seconds=0.2)
@@ -69,13 +69,14 @@ async def uvicorn_port(limits: HttpLimits) -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def invoker_port(limits: HttpLimits) -> AsyncIterator[int]:
-    def admit(request: HttpRequest) -> GatewayResponse | None:
-        return None if request.headers.get("x-token") == "good" else GatewayResponse(401)
+    def admit(request: ServedRequest) -> None:
+        if request.headers.get("x-token") != "good":
+            raise Unauthenticated("WorkerTokenInvalid", "not a token")
 
-    async def handle(request: HttpRequest) -> GatewayResponse:
-        return GatewayResponse(200, {}, b"{}")
+    async def handle(request: ServedRequest) -> ServedResponse:
+        return ServedResponse(200, {}, b"{}")
 
-    server = HttpServer(handle, admit=admit, max_body=100_000, limits=limits)
+    server = InvokeServer(handle, admit=admit, max_body=100_000, limits=limits)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     await server.start(listener)
     try:
@@ -170,7 +171,7 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (http_protocol, http_server, devchain_protocol):
+    for module in (listener, invoke_server, jsonrpc):
         monkeypatch.setattr(module, "CUT_SECONDS", 0.1)
 
 
@@ -442,12 +443,12 @@ class Somebody:
     known: bool = False
     out: list[bool] = field(default_factory=list)
 
-    def turn_out(self) -> None:
+    def evict(self) -> None:
         self.out.append(self.known)
 
 
 def test_a_user_with_many_addresses_takes_room_from_themselves() -> None:
-    door = Door(HttpLimits(connections=8, peer_connections=4))
+    door = ConnectionLimiter(HttpLimits(connections=8, peer_connections=4))
     honest = [Somebody(Peer("127.0.0.1", 0), known=True) for _ in range(3)]
     honest.append(Somebody(Peer("127.0.0.1", 0)))
     for each in honest:
@@ -463,7 +464,7 @@ def test_a_user_with_many_addresses_takes_room_from_themselves() -> None:
 def test_a_door_holds_its_limits_keeps_the_known_and_lets_in_while_there_are_strangers(
     acts: list[tuple[Peer, str, int]],
 ) -> None:
-    door = Door(HttpLimits(connections=5, peer_connections=3))
+    door = ConnectionLimiter(HttpLimits(connections=5, peer_connections=3))
     inside: list[Somebody] = []
     for peer, act, which in acts:
         if act == "come":

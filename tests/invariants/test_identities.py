@@ -9,11 +9,11 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from tests.support.worker_tasks import payload
 from tracelake.contracts.bundles import Invocation
 from tracelake.contracts.dispatcher_api import JobRef, TaskPayload
-from tracelake.testing.worker_tasks import payload
-from tracelake.worker.host.operator_pool import use_of
-from tracelake.worker.lambda_.run_function import identity_of
+from tracelake.worker.host.operator_pool import process_key
+from tracelake.worker.lambda_.invoker import identity_of
 
 ALIKE = [
     JobRef("col_team", "a_alerts"),
@@ -30,7 +30,7 @@ def test_jobs_whose_names_join_to_the_same_share_neither_function_nor_process() 
     task = payload(runtime="lambda", udf={"bundle": "sha256:" + "0" * 64, "entrypoint": "app.handler"})
     tasks = [msgspec.structs.replace(task, job=job) for job in ALIKE]
     for one, other in itertools.combinations(tasks, 2):
-        assert use_of(one) != use_of(other)
+        assert process_key(one) != process_key(other)
         assert identity_of(invocation(one)) != identity_of(invocation(other))
 
 
@@ -48,5 +48,5 @@ def test_a_job_that_is_defined_anew_shares_no_process_with_what_it_was(change: s
         "secrets": ["KEY"],
         "udf": {"entrypoint": "x"},
     }[change]
-    assert use_of(msgspec.structs.replace(task, **{change: changed})) != use_of(task)
-    assert use_of(msgspec.structs.replace(task, task_id=uuid4(), attempt=2)) == use_of(task)
+    assert process_key(msgspec.structs.replace(task, **{change: changed})) != process_key(task)
+    assert process_key(msgspec.structs.replace(task, task_id=uuid4(), attempt=2)) == process_key(task)

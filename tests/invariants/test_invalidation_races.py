@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from tests.support.conversation import Conversation, Lease, dag, reactive, source, taken_back
+from tests.support.interleave import Interleaver
 from tracelake.contracts.dispatcher_api import ClaimResponse, CompleteResponse, EventIn, EventsResponse
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import Conflict
-from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source, taken_back
-from tracelake.testing.interleave import Interleaver
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def following(talk: Conversation) -> tuple[Lease, Lease]:
     return head, await talk.lease("up")
 
 
-async def test_a_completion_whose_input_is_taken_back_first_commits_nothing(
+async def test_a_completion_whose_input_is_invalidated_first_commits_nothing(
     talk: Conversation, both: Interleaver
 ) -> None:
     head, update = await following(talk)
@@ -56,7 +56,7 @@ async def test_a_completion_whose_input_is_taken_back_first_commits_nothing(
     assert (again.read.invalidation.start, again.read.invalidation.end) == (7, 9)
 
 
-async def test_an_invalidation_just_after_the_completion_takes_its_work_back(
+async def test_an_invalidation_just_after_the_completion_invalidates_its_work(
     talk: Conversation, both: Interleaver
 ) -> None:
     head, update = await following(talk)
@@ -90,7 +90,7 @@ async def test_the_same_holds_for_a_scope(talk: Conversation, both: Interleaver)
     assert await talk.scopes("read") == []
 
 
-async def test_invariant_3_one_invalidation_said_twice_at_once_is_one(
+async def test_invariant_3_one_invalidation_sent_twice_at_once_is_one(
     talk: Conversation, both: Interleaver
 ) -> None:
     head, _ = await following(talk)

@@ -14,19 +14,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracelake import private_socket
+from tests.support.functions import invocation
 from tracelake.contracts.bundles import Invocation
-from tracelake.dispatcher.invoker_client import Handed, InvokerClient
-from tracelake.secret import Secret
-from tracelake.testing.functions import invocation
-from tracelake.worker.lambda_.http_server import MAX_CONNECTIONS, HttpServer
-from tracelake.worker.lambda_.invoke_server import MAX_EVENT_BYTES, InvokeEndpoint
+from tracelake.dispatcher.invoker_client import InvokeOutcome, InvokerClient
+from tracelake.serving import local_sockets
+from tracelake.settings import Secret
+from tracelake.worker.lambda_.invoke_server import (
+    MAX_CONNECTIONS,
+    MAX_EVENT_BYTES,
+    InvokeEndpoint,
+    InvokeServer,
+)
 
 TOKEN = "tlw_" + "t" * 40
 STRANGER = 54321
 
 
-class Taker:
+class Receiver:
     """An invoker that only remembers what it took."""
 
     def __init__(self) -> None:
@@ -38,9 +42,9 @@ class Taker:
 
 
 @contextlib.asynccontextmanager
-async def serving(taker: Taker, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(taker: Receiver, listener: socket.socket) -> AsyncIterator[None]:
     endpoint = InvokeEndpoint(taker, Secret(TOKEN))
-    server = HttpServer(endpoint.handle, admit=endpoint.admit, max_body=MAX_EVENT_BYTES)
+    server = InvokeServer(endpoint.handle, admit=endpoint.admit, max_body=MAX_EVENT_BYTES)
     await server.start(listener)
     try:
         yield
@@ -59,7 +63,7 @@ def client() -> InvokerClient:
 async def test_idle_connections_of_strangers_make_room_for_functions(
     client: InvokerClient, said: bytes
 ) -> None:
-    taker = Taker()
+    taker = Receiver()
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     address = listener.getsockname()
     async with serving(taker, listener), contextlib.AsyncExitStack() as held:
@@ -69,9 +73,9 @@ async def test_idle_connections_of_strangers_make_room_for_functions(
             writer.write(said)
             if number % 20 == 0:
                 handed = await client.invoke(f"http://127.0.0.1:{address[1]}", invocation(None))
-                assert handed.outcome is Handed.ACCEPTED, handed
+                assert handed.outcome is InvokeOutcome.ACCEPTED, handed
         many = [client.invoke(f"http://127.0.0.1:{address[1]}", invocation(None)) for _ in range(30)]
-        assert {handed.outcome for handed in await asyncio.gather(*many)} == {Handed.ACCEPTED}
+        assert {handed.outcome for handed in await asyncio.gather(*many)} == {InvokeOutcome.ACCEPTED}
     assert len(taker.taken) == 18 + 30
 
 
@@ -80,12 +84,12 @@ async def test_functions_are_handed_over_by_a_socket_that_no_other_user_reaches(
 ) -> None:
     folder = tmp_path / ("deep" * 30) / "invoker-0"
     folder.mkdir(parents=True, mode=0o755)
-    taker, path = Taker(), folder / "invoker.sock"
-    async with serving(taker, private_socket.listen(path)):
+    taker, path = Receiver(), folder / "invoker.sock"
+    async with serving(taker, local_sockets.listen_privately(path)):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        handed = await client.invoke(private_socket.address_of(path), invocation(None))
-        assert handed.outcome is Handed.ACCEPTED, handed
+        handed = await client.invoke(local_sockets.private_address(path), invocation(None))
+        assert handed.outcome is InvokeOutcome.ACCEPTED, handed
         if os.getuid() == 0:
             assert await asyncio.to_thread(_reaches, path) == errno.EACCES
     assert len(taker.taken) == 1
@@ -122,12 +126,12 @@ async def test_a_worker_token_is_shown_to_nobody_else(client: InvokerClient, tmp
     folder.mkdir()
     server = await asyncio.start_unix_server(listen, folder / "a.sock")
     folder.chmod(0o777)
-    handed = await client.invoke(private_socket.address_of(folder / "a.sock"), invocation(None))
-    assert handed.outcome is Handed.AWAY
+    handed = await client.invoke(local_sockets.private_address(folder / "a.sock"), invocation(None))
+    assert handed.outcome is InvokeOutcome.AWAY
     folder.chmod(0o700)
     (folder / "b.sock").symlink_to(folder / "a.sock")
-    handed = await client.invoke(private_socket.address_of(folder / "b.sock"), invocation(None))
-    assert handed.outcome is Handed.AWAY
+    handed = await client.invoke(local_sockets.private_address(folder / "b.sock"), invocation(None))
+    assert handed.outcome is InvokeOutcome.AWAY
     server.close()
     assert heard == []
 
@@ -149,7 +153,7 @@ async def pretending(folder: Path, answer: Answer) -> AsyncIterator[str]:
     server = await asyncio.start_unix_server(accept, folder / "i.sock")
     os.chmod(folder / "i.sock", 0o600)
     try:
-        yield private_socket.address_of(folder / "i.sock")
+        yield local_sockets.private_address(folder / "i.sock")
     finally:
         server.close()
         for writer in served:
@@ -181,7 +185,7 @@ async def test_what_an_invoker_never_asked_for_was_not_delivered(tmp_path: Path,
     client = InvokerClient(lambda: [TOKEN], answer_seconds=0.2 if how == "silence" else 30.0)
     async with pretending(tmp_path, door) as address:
         handed = await client.invoke(address, invocation(None))
-    assert handed.outcome is Handed.AWAY, handed
+    assert handed.outcome is InvokeOutcome.AWAY, handed
     assert b"capability" not in heard[0]
     assert heard[0].endswith(b"\r\n\r\n")
 
@@ -199,11 +203,11 @@ async def test_what_was_sent_whole_and_not_answered_may_have_been_taken(tmp_path
     client = InvokerClient(lambda: [TOKEN], answer_seconds=0.5 if how == "silence" else 30.0)
     async with pretending(tmp_path, door) as address:
         handed = await client.invoke(address, invocation(None))
-    assert handed.outcome is Handed.UNKNOWN, handed
+    assert handed.outcome is InvokeOutcome.UNKNOWN, handed
 
 
 async def test_who_has_no_token_is_answered_before_a_body_is_read() -> None:
-    taker = Taker()
+    taker = Receiver()
     listener = socket.create_server(("127.0.0.1", 0))
     async with serving(taker, listener):
         reader, writer = await asyncio.open_connection(*listener.getsockname())

@@ -15,7 +15,8 @@ import textwrap
 
 import pytest
 
-from tracelake import keyrings
+from tracelake import kernel
+from tracelake.sandbox import accounts
 
 AS_ROOT = os.geteuid() == 0
 UID = 60_998
@@ -23,7 +24,7 @@ ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.mac
 
 KEYS = f"""
 import ctypes, json, os, sys
-from tracelake import keyrings
+from tracelake.sandbox import accounts
 libc = ctypes.CDLL(None, use_errno=True)
 PROCESS, SESSION, USER = -2, -3, -4
 def add(name, ring):
@@ -46,7 +47,8 @@ libc.syscall({KEYCTL}, 1, None)
 """
 
 pytestmark = pytest.mark.skipif(
-    not KEYCTL or not keyrings.can_be_used(), reason="this machine has no keyrings, or they may not be used"
+    not KEYCTL or not kernel.keyrings_can_be_used(),
+    reason="this machine has no keyrings, or they may not be used",
 )
 
 
@@ -63,7 +65,7 @@ def test_who_leaves_a_session_finds_none_of_its_keys() -> None:
         return found(b"tracelake_admin", SESSION)
     def after():
         become({UID})
-        keyrings.leave({UID})
+        accounts.leave_keyrings({UID})
         return found(b"tracelake_admin", SESSION)
     print(json.dumps([in_child(before), in_child(after), found(b"tracelake_admin", SESSION)]))
     """
@@ -83,7 +85,7 @@ def test_who_is_given_an_account_finds_no_key_of_who_had_it_before() -> None:
         return [found(b"tracelake_note", USER), found(b"tracelake_note", persistent())]
     def leave():
         become({UID})
-        keyrings.leave({UID})
+        accounts.leave_keyrings({UID})
         return look()
     print(json.dumps([in_child(first), in_child(look), in_child(leave), in_child(look)]))
     """
@@ -95,7 +97,7 @@ def test_a_users_own_keyring_is_left_alone() -> None:
     code = f"""
     become({uid})
     assert add(b"tracelake_own", USER)
-    keyrings.leave({uid})
+    accounts.leave_keyrings({uid})
     kept = found(b"tracelake_own", USER)
     key = libc.syscall({KEYCTL}, 10, ctypes.c_int(USER), b"user", b"tracelake_own", 0)
     libc.syscall({KEYCTL}, 9, key, ctypes.c_int(USER))
@@ -110,8 +112,8 @@ def test_an_embedded_postgres_is_started_without_our_keys() -> None:
         return
     code = f"""
     import subprocess
-    from tracelake.embedded_postgres.account import Account
-    from tracelake.embedded_postgres.server_process import before_exec
+    from tracelake.embedded.postgres.account import Account
+    from tracelake.embedded.postgres.server import before_exec
     assert add(b"tracelake_admin", SESSION)
     account = Account(name="x", uid={UID}, gid={UID})
     def seen(before):
@@ -125,6 +127,6 @@ def test_an_embedded_postgres_is_started_without_our_keys() -> None:
 def test_where_there_is_no_such_call_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     before = ctypes.get_errno()
-    keyrings.leave(UID)
-    assert not keyrings.can_be_used()
+    accounts.leave_keyrings(UID)
+    assert not kernel.keyrings_can_be_used()
     assert ctypes.get_errno() == before

@@ -24,17 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tracelake.cli.tail import Tail
+from tracelake.cli.logs import Tail
 from tracelake.contracts.dispatcher_api import PayloadOutput
 from tracelake.domain.errors import Forbidden, NotFound, TracelakeError, Unavailable
 from tracelake.objects import beneath
+from tracelake.objects.base import ObjectLocation, ObjectPrefix
 from tracelake.objects.directory import DirectoryStore
-from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
 from tracelake.objects.verify import verify_output
-from tracelake.query.cold_files import ColdFiles
-from tracelake.query.relation import ColdFile
-from tracelake.worker.logs.attempt_log import AttemptLog
-from tracelake.worker.logs.log_sweep import sweep_logs
+from tracelake.query.catalog import ColdFile
+from tracelake.query.open_relation import ColdFiles
+from tracelake.worker.attempt_log import AttemptLog, sweep_logs
 from tracelake.worker.staging import prepare_staging
 
 OWN, SECRET = b"own content", b"the secret!"
@@ -145,7 +144,7 @@ async def _stage(scene: Scene) -> object:
 
 async def _columns(scene: Scene) -> object:
     file = ColdFile(scene.inside.location("table.parquet").uri, 1)
-    return ColdFiles(Path("/" + scene.store.root.path)).columns(file).names
+    return ColdFiles(scene.store).columns(file).names
 
 
 ACTS = [

@@ -23,9 +23,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from tracelake.accounts import is_ours
-from tracelake.contracts.dispatcher_api import JobRef
-from tracelake.testing.operator_scene import (
+from tests.support.operator_scene import (
     SECRETS,
     attempt,
     begin,
@@ -35,8 +33,10 @@ from tracelake.testing.operator_scene import (
     spawn,
     until_printed,
 )
+from tracelake.contracts.dispatcher_api import JobRef
+from tracelake.sandbox.accounts import is_ours
 from tracelake.worker.host.client import HostSpec, OperatorHost
-from tracelake.worker.host.operator_pool import OperatorPool, Use, use_of
+from tracelake.worker.host.operator_pool import OperatorPool, ProcessKey, process_key
 
 AS_ROOT = os.geteuid() == 0
 TOKEN = "worker-token-0123456789abcdef"
@@ -527,9 +527,9 @@ SHOW = "from tracelake.operators.context import Context; print(getattr(Context, 
 
 
 async def test_code_that_an_operator_patched_meets_no_other_job(host: OperatorHost) -> None:
-    def used(dag: str, job: str, **config: object) -> Use:
+    def used(dag: str, job: str, **config: object) -> ProcessKey:
         task = run_message("try_code", **config).task
-        return use_of(msgspec.structs.replace(task, job=JobRef(dag, job)))
+        return process_key(msgspec.structs.replace(task, job=JobRef(dag, job)))
 
     pool = OperatorPool(host, 2)
     mine = used("team", "a_job")
@@ -558,17 +558,17 @@ async def test_code_that_runs_when_a_source_is_loaded_meets_no_other_source(
     hostile = tmp_path / "hostile_operators.py"
     hostile.write_text(
         PATCH.format(by="a source")
-        + "from tracelake.operators.api import operator\n@operator('hostile')\ndef hostile(ctx):\n    pass\n"
+        + "from tracelake.operators.registry import operator\n@operator('hostile')\ndef hostile(ctx):\n    pass\n"
     )
     async with running_host(replace(spec, operators=(*spec.operators, str(hostile)))) as host:
         assert host.operators["hostile"] == str(hostile)
         assert host.operators["noop"] is None
         pool = OperatorPool(host, 1)
-        warm = await pool.take(use_of(run_message("hostile").task))
+        warm = await pool.take(process_key(run_message("hostile").task))
         assert warm.source == str(hostile)
-        process = await pool.take(use_of(run_message("try_code").task))
+        process = await pool.take(process_key(run_message("try_code").task))
         assert (await attempt(process, SHOW)).output == "None\n"
-        fresh = await pool.take(use_of(run_message("noop").task))
+        fresh = await pool.take(process_key(run_message("noop").task))
         assert fresh.source is None
         await pool.close()
 
@@ -579,7 +579,7 @@ async def test_the_wrapper_itself_can_not_be_looked_into(tmp_path: Path) -> None
     token = f"token-{uuid4()}"
     mode = "required" if AS_ROOT else "never"
     wrapper = subprocess.Popen(
-        [sys.executable, "-m", "tracelake.testing.operator_scene", str(tmp_path), mode],
+        [sys.executable, "-m", "tests.support.operator_scene", str(tmp_path), mode],
         env={**os.environ, "WORKER_TOKEN": token},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -631,12 +631,12 @@ def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
         "tests/invariants/test_operator_sources.py",
         "tests/invariants/test_hostile_trees.py",
         "tests/invariants/test_keyrings.py",
-        "tests/integration/test_operator_host.py",
+        "tests/integration/worker/test_operator_host.py",
     )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))
     pytest_again = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(
-        [sys.executable, "-m", "tracelake.testing.unprivileged", str(folder), *pytest_again],
+        [sys.executable, "-m", "tests.support.unprivileged", str(folder), *pytest_again],
         cwd=root,
         env={**os.environ, AGAIN: "1"},
         capture_output=True,

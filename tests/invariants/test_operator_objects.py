@@ -19,12 +19,12 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.operator_scene import attempt, make_home, running_host, spawn
+from tests.support.worker_tasks import payload
 from tracelake.contracts.dispatcher_api import InputFile, OutputIn, PayloadOutput
 from tracelake.domain.errors import TracelakeError
-from tracelake.testing.operator_scene import attempt, make_home, running_host, spawn
-from tracelake.testing.worker_tasks import payload
-from tracelake.worker.attempt_objects import AttemptObjects
 from tracelake.worker.host.client import HostSpec, OperatorHost, OperatorProcess
+from tracelake.worker.staging import AttemptObjects
 
 AS_ROOT = os.geteuid() == 0
 CONTENT = "rows that others rely on"

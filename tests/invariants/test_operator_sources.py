@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.operator_scene import attempt, make_home, run_message, running_host
+from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.operators.registry import Registry
-from tracelake.testing.operator_scene import attempt, make_home, run_message, running_host
-from tracelake.worker.host import operator_pool, provers
+from tracelake.worker.host import host_check, operator_pool
 from tracelake.worker.host.client import HostSpec, OperatorHost
-from tracelake.worker.host.operator_pool import OperatorPool, use_of
-from tracelake.worker.host.provers import Prover, hear_all, operators_of
+from tracelake.worker.host.host_check import CheckProcess, operators_of, read_all
+from tracelake.worker.host.operator_pool import OperatorPool, process_key
 
 HOSTILE = """
 import json, os, sys
-from tracelake.operators.api import operator
+from tracelake.operators.registry import operator
 
 def frames():
     frame = sys._getframe()
@@ -73,7 +74,7 @@ def with_hostile(spec: HostSpec, tmp_path: Path, said: object, claimed: str) -> 
 async def ran(host: OperatorHost, operator: str) -> str:
     """What comes of an attempt as the wrapper runs it, by the process that it takes for that operator."""
     pool = OperatorPool(host, 1)
-    process = await pool.take(use_of(run_message(operator).task))
+    process = await pool.take(process_key(run_message(operator).task))
     told = await attempt(process, "print('the true one')")
     await pool.close()
     return told.output
@@ -117,17 +118,17 @@ async def test_a_process_with_a_source_runs_no_other_operators(spec: HostSpec, t
 def test_a_process_with_a_source_has_none_but_its_own_operators(tmp_path: Path) -> None:
     source = tmp_path / "own_operators.py"
     source.write_text(
-        "from tracelake.operators.api import operator\n@operator('own')\ndef own(ctx):\n    pass\n"
+        "from tracelake.operators.registry import operator\n@operator('own')\ndef own(ctx):\n    pass\n"
     )
     assert Registry.of(str(source)).names == ["own"]
 
 
 @pytest.fixture
-def pipes() -> Iterator[list[tuple[Prover, int]]]:
+def pipes() -> Iterator[list[tuple[CheckProcess, int]]]:
     made = []
     for number in range(5):
         read, write = os.pipe()
-        made.append((Prover(f"source-{number}", 0, read, socket.socket()), write))
+        made.append((CheckProcess(f"source-{number}", 0, read, socket.socket()), write))
     yield made
     for prover, write in made:
         prover.close()
@@ -135,9 +136,9 @@ def pipes() -> Iterator[list[tuple[Prover, int]]]:
 
 
 def test_a_source_that_hangs_crashes_or_talks_nonsense_is_left_out(
-    pipes: list[tuple[Prover, int]], monkeypatch: pytest.MonkeyPatch
+    pipes: list[tuple[CheckProcess, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provers, "_SECONDS", 0.5)
+    monkeypatch.setattr(host_check, "_SECONDS", 0.5)
     said = (
         json.dumps({"names": ["good"]}).encode(),
         b"",
@@ -151,26 +152,26 @@ def test_a_source_that_hangs_crashes_or_talks_nonsense_is_left_out(
     for prover, write in pipes:
         if prover is not hanging:
             os.dup2(os.open(os.devnull, os.O_WRONLY), write)
-    hear_all([prover for prover, _ in pipes])
+    read_all([prover for prover, _ in pipes])
     operators, failed = operators_of({"noop": "tracelake"}, [prover for prover, _ in pipes])
     assert operators == {"noop": None, "good": "source-0"}
     assert list(failed) == [f"source-{number}" for number in (1, 2, 3, 4)]
     assert "took more than" in failed["source-1"]
 
 
-def test_a_source_that_talks_without_end_is_not_listened_to(pipes: list[tuple[Prover, int]]) -> None:
+def test_a_source_that_talks_without_end_is_not_listened_to(pipes: list[tuple[CheckProcess, int]]) -> None:
     prover, write = pipes[0]
     os.set_blocking(write, False)
     while not prover.ended:
         os.write(write, b"x" * 4096)
-        prover.hear()
-    assert len(prover.said) < 200_000
+        prover.read()
+    assert len(prover.output) < 200_000
 
 
 async def test_a_source_whose_processes_do_not_start_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operator_pool, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(operator_pool, "_PROCESS_BACKOFF", Backoff(0.1, 0.1))
 
     class Process:
         alive, use, runs, pid = True, None, 0, 1
@@ -206,9 +207,9 @@ async def test_a_source_whose_processes_do_not_start_holds_up_no_other(
     host: Any = Host()
     pool = OperatorPool(host, 1)
     async with asyncio.timeout(20):
-        slow = asyncio.create_task(pool.take(use_of(run_message("slow").task)))
-        broken = asyncio.create_task(pool.take(use_of(run_message("broken").task)))
-        taken = [await pool.take(use_of(run_message("noop", number=number).task)) for number in range(3)]
+        slow = asyncio.create_task(pool.take(process_key(run_message("slow").task)))
+        broken = asyncio.create_task(pool.take(process_key(run_message("broken").task)))
+        taken = [await pool.take(process_key(run_message("noop", number=number).task)) for number in range(3)]
         assert [process.source for process in taken] == [None, None, None]
         with pytest.raises(Unavailable, match="ended while it was loaded"):
             await broken

@@ -15,34 +15,29 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from tracelake import sqlfiles
+from tests.support.databases import build_state_template
+from tests.support.postgres import CloneDatabase
+from tests.support.simulation import run
+from tests.support.simulation.graph import Layout, Profile, closure
+from tests.support.simulation.run import Simulation
+from tests.support.simulation.scheduler import Odds
 from tracelake.dispatcher.steps import (
-    cancel_task,
     claim_task,
     commit_outputs,
     complete_task,
     count_events,
     deploy_dag,
-    end_attempts,
-    heartbeat,
-    invalidate,
-    pause_job,
-    retry_task,
+    interventions,
     route_events,
+    running_attempt,
 )
 from tracelake.domain import task as task_module
 from tracelake.domain.dag.model import ExecutionStrategy
 from tracelake.domain.task import ClaimGate, HeartbeatVerdict, Outcome, TaskKind, TaskStatus
-from tracelake.store import datasets, invalidations, outbox, reconcile, tasks
+from tracelake.postgres import sqlfiles
+from tracelake.store import datasets, invalidations, jobs, outbox, tasks
 from tracelake.store.datasets import Consumer
 from tracelake.store.db import DeployLock
-from tracelake.testing.postgres import CloneDatabase
-from tracelake.testing.simulation import loops
-from tracelake.testing.simulation.graph import Layout, closure
-from tracelake.testing.simulation.profile import Profile
-from tracelake.testing.simulation.run import Simulation
-from tracelake.testing.simulation.scheduler import Odds
-from tracelake.testing.state import build_state_template
 
 MOST_SEEDS = 150
 
@@ -196,8 +191,8 @@ async def reap_without_looking_again(ctx: Any, listening_since: Any) -> int:
     async def reap(tx: Any) -> int:
         rows = [r for r in (await tasks.lock(tx, expired)).values() if r.state.status is TaskStatus.RUNNING]
         await tasks.lock_gates(tx, (row.job_id for row in rows if row.gated))
-        over = [end_attempts.AttemptOver(row, Outcome.TIMED_OUT, "gone") for row in rows]
-        await end_attempts.end_attempts(ctx, tx, over)
+        over = [complete_task.AttemptOver(row, Outcome.TIMED_OUT, "gone") for row in rows]
+        await complete_task.end_attempts(ctx, tx, over)
         return len(rows)
 
     return await ctx.db.run(reap) if expired else 0
@@ -255,10 +250,10 @@ BUGS: dict[str, Bug] = {
         patch(commit_outputs, "with_changed_inputs", nobody), CHAIN, {"reorganizes": True, "zombie": 0.2}
     ),
     "complete: a release counts as a failure": Bug(
-        patch(end_attempts, "decide_ending", releases_are_failures), MANUAL, {"releases": 0.5, "fails": 0.3}
+        patch(complete_task, "decide_ending", releases_are_failures), MANUAL, {"releases": 0.5, "fails": 0.3}
     ),
     "end: nobody is woken for a slot that came free": Bug(
-        several(patch(end_attempts, "wake_next", nothing), patch(cancel_task, "wake_next", nothing)),
+        several(patch(complete_task, "wake_next", nothing), patch(interventions, "wake_next", nothing)),
         MANUAL, {}, {"ingest": 1},
     ),
     "end: a retry is not woken": Bug(
@@ -268,7 +263,7 @@ BUGS: dict[str, Bug] = {
     ),
     "reap: a renewed lease is reaped": Bug(
         several(
-            patch(loops, "reap_leases", reap_without_looking_again),
+            patch(run, "reap_leases", reap_without_looking_again),
             query(tasks.SQL, "expired_leases", "t.lease_expires_at < tl_now()",
                   "tl_now() - make_interval(secs => j.heartbeat_timeout_seconds) > (SELECT a.claimed_at FROM"
                   " attempt a WHERE a.task_id = t.task_id AND a.attempt = t.attempt)"),
@@ -322,7 +317,7 @@ BUGS: dict[str, Bug] = {
         first=113,
     ),
     "invalidate: what was made of it is not taken back": Bug(
-        patch(invalidate, "_take_back_downstream", never_cut), ("compact",),
+        patch(count_events, "_invalidate_downstream", never_cut), ("compact",),
         {"reorganizes": True, "chain_pace": 6.0, "turns": 900},
     ),
     "rewake: lost messages are not made up for": Bug(
@@ -330,18 +325,18 @@ BUGS: dict[str, Bug] = {
         MANUAL, {"queue_loss": True},
     ),
     "reconcile: nothing is ever missing": Bug(
-        query(reconcile.SQL, "missing_scopes", "AND ji.input_index = $2", "AND false AND ji.input_index = $2"),
+        query(jobs.SQL, "missing_scopes", "AND ji.input_index = $2", "AND false AND ji.input_index = $2"),
         MANUAL, {"deploys": True},
     ),
     "heartbeat: a lease that is over is extended": Bug(
-        patch(heartbeat, "decide_heartbeat", lambda task, fence: HeartbeatVerdict.EXTEND),
+        patch(running_attempt, "decide_heartbeat", lambda task, fence: HeartbeatVerdict.EXTEND),
         MANUAL, {"duplicate": 0.5},
     ),
     "pause: a resumed job is not woken": Bug(
-        several(patch(pause_job.tasks, "wake_queued_of_jobs", nothing)), MANUAL, {"pauses": True}
+        several(patch(interventions.tasks, "wake_queued_of_jobs", nothing)), MANUAL, {"pauses": True}
     ),
     "retry: what is tried again is not woken": Bug(
-        patch(retry_task, "outbox", Silent()), MANUAL, {"cancels": True}
+        patch(interventions, "outbox", Silent()), MANUAL, {"cancels": True}
     ),
     "outbox: what is taken is never taken again": Bug(
         query(outbox.SQL, "take_due", "tl_now() + make_interval(secs => $2)", "tl_now() + interval '1 year' * $2"),

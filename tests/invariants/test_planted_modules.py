@@ -6,7 +6,9 @@ of its home: Spark's launcher and its Python run in a folder that Spark's tasks 
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.testing.spark import QUICK
-from tracelake.worker.spark.conf import server_conf
-from tracelake.worker.spark.engine import HostedProgram
+from tests.support.spark import QUICK
+from tracelake.worker.spark.engine import SparkProgram
+from tracelake.worker.spark.launch import archive_path, find_java, find_spark_home, server_conf
 from tracelake.worker.spark.server import SparkServer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "tracelake"
@@ -33,7 +35,7 @@ class Asked(Exception):
 class Recording:
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
-    ) -> HostedProgram:
+    ) -> SparkProgram:
         raise Asked(argv, env)
 
 
@@ -71,6 +73,19 @@ def test_executors_of_their_own_are_told_the_same(tmp_path: Path) -> None:
     assert conf["spark.executorEnv.PYTHONSAFEPATH"] == conf["spark.executorEnv.PYTHONNOUSERSITE"] == "1"
 
 
+def test_an_archive_of_classes_is_taken_from_the_installation_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java runs what is in it: nobody may write there who may not replace the packages, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    archive = archive_path(find_java(os.environ, tmp_path), find_spark_home())
+    assert archive.is_relative_to(sys.prefix)
+    for place in filter(Path.exists, (archive, archive.parent)):
+        assert not place.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        assert place.stat().st_uid == Path(sys.prefix).stat().st_uid
+
+
 def test_no_python_is_started_that_looks_into_its_folder() -> None:
     started = {
         str(path.relative_to(SOURCES)): found
@@ -78,5 +93,5 @@ def test_no_python_is_started_that_looks_into_its_folder() -> None:
         if "testing" not in path.relative_to(SOURCES).parts
         if (found := STARTED.findall(path.read_text(encoding="utf-8")))
     }
-    assert len(started) >= 6
+    assert sum(map(len, started.values())) >= 6
     assert [path for path, found in started.items() if not all('"-P"' in each for each in found)] == []

@@ -13,10 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tracelake import accounts
 from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.embedded_postgres import Cluster, named_account
-from tracelake.embedded_postgres.account import USER_VARIABLE
+from tracelake.embedded.postgres import Cluster, account
+from tracelake.embedded.postgres.account import USER_VARIABLE
+from tracelake.sandbox import accounts
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts Postgres as somebody else")
 NOBODY = 65_534
@@ -200,7 +200,7 @@ def test_where_no_account_can_be_given_the_setting_is_named_and_serves(
     def refused(flags: int) -> None:
         raise PermissionError(1, "unshare: Operation not permitted")
 
-    monkeypatch.setattr(named_account, "_unshare", refused)
+    monkeypatch.setattr(account.kernel, "unshare", refused)
     with pytest.raises(Unavailable, match=USER_VARIABLE) as error:
         Cluster(tmp_path / "state", name="state").start()
     assert error.value.reason == "NoAccountForPostgres"

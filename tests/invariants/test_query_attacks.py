@@ -1,6 +1,7 @@
 """The attack corpus against real slots: refused or ended by its limits, nothing leaked, the next query answered.
 
-The gate alone meets all of it in ``tests/unit/test_query_gate.py``; here are a few of each kind, and all bombs.
+The gate alone meets all of it in ``tests/unit/query/test_query_gate.py``; here are a few of each kind, and all
+bombs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
+from tests.support.query_attacks import Attack, others, refused_at_the_root, refused_in_disguise
 from tracelake.domain.errors import TracelakeError
-from tracelake.query.engine.attached import AttachedRelation
-from tracelake.query.engine.limits import MIB, SlotLimits
+from tracelake.query.engine.attach import AttachedRelation
+from tracelake.query.engine.restrict import MIB, SlotLimits
 from tracelake.query.engine.slots import Slots
-from tracelake.testing.query_attacks import Attack, others, refused_at_the_root, refused_in_disguise
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("sandbox")]
 

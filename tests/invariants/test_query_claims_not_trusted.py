@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
+from tests.support.conversation import dag, reactive, source
+from tests.support.databases import ORG, build_state_template
+from tests.support.postgres import SharedPostgres
+from tests.support.query_port import QueryPort, open_query_port, open_steps, parquet_output
 from tracelake.contracts.token_claims import TokenDataset
 from tracelake.domain.errors import Invalid, InvalidDag, Unavailable
+from tracelake.objects.directory import DirectoryStore
 from tracelake.query.caller import TaskCaller
-from tracelake.query.cold_files import ColdFiles
-from tracelake.query.relation import ColdFile
-from tracelake.query.resolve import names_of_task
-from tracelake.testing.conversation import dag, reactive, source
-from tracelake.testing.query_port import QueryPort, open_query_port, open_steps, parquet_output
-from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.state import ORG, build_state_template
+from tracelake.query.catalog import ColdFile, names_of_task
+from tracelake.query.open_relation import ColdFiles
 
 CLAIMED = "sha256:" + "ab" * 32
 DAG = dag(
@@ -74,7 +74,7 @@ async def test_a_claimed_schema_hash_gives_nobody_the_columns_of_another_dataset
 
 def test_columns_are_those_of_the_file_that_is_there(tmp_path: Path) -> None:
     """Also after somebody has put another one in its place, of the same size."""
-    files = ColdFiles(tmp_path)
+    files = ColdFiles(DirectoryStore(tmp_path))
     place = tmp_path / "a.parquet"
     known = ColdFile(f"file://{place}", 1)
     for name in ("one", "two"):
@@ -85,7 +85,11 @@ def test_columns_are_those_of_the_file_that_is_there(tmp_path: Path) -> None:
 
 def test_a_file_that_would_fill_the_services_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """A footer of a few megabytes becomes gigabytes of columns in the process that serves everybody."""
-    files, wide, lying = ColdFiles(tmp_path), tmp_path / "wide.parquet", tmp_path / "lying.parquet"
+    files, wide, lying = (
+        ColdFiles(DirectoryStore(tmp_path)),
+        tmp_path / "wide.parquet",
+        tmp_path / "lying.parquet",
+    )
     pq.write_table(pa.table({f"c{number}": pa.array([], pa.int64()) for number in range(5001)}), wide)
     lying.write_bytes(b"PAR1" + b"x" * 100 + (2**31).to_bytes(4, "little") + b"PAR1")
     for place, why in ((wide, "5,001 columns"), (lying, "2,147,483,648 bytes")):

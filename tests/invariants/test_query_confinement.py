@@ -13,23 +13,26 @@ from typing import Any
 import duckdb
 import pytest
 
+from tests.support import slot_programs
+from tracelake import kernel
 from tracelake.domain.errors import Unavailable
-from tracelake.query.engine import lockdown, restrict
-from tracelake.query.engine.limits import MIB, SlotLimits
-from tracelake.query.engine.plain_slots import PlainSlots
-from tracelake.query.engine.sandboxed_slots import SandboxedSlots
-from tracelake.query.engine.slot_output import SlotOutput
-from tracelake.query.engine.slot_process import Confinement
-from tracelake.worker.sandbox import Sandbox
+from tracelake.query.engine import lockdown
+from tracelake.query.engine.confinement import Confinement, PlainSlots, SandboxedSlots
+from tracelake.query.engine.restrict import MIB, SlotLimits
+from tracelake.query.engine.template import SlotOutput
+from tracelake.sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
 LIMITS = SlotLimits(memory_bytes=256 * MIB, spill_bytes=64 * MIB)
-PROBE = "tracelake.testing.query_probe"
+PROBE = "query_probe"
 
 
 @pytest.fixture(params=["sandbox", "plain process"])
-async def confinement(request: pytest.FixtureRequest) -> AsyncIterator[Confinement]:
+async def confinement(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Confinement]:
+    slot_programs.bring_along(monkeypatch)
     held: Confinement
     if request.param == "sandbox":
         held = SandboxedSlots(await Sandbox.open(), LIMITS, PROBE)
@@ -63,7 +66,7 @@ async def test_nothing_is_in_reach_of_a_querys_process_but_the_attached_file(
     confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACELAKE_TOKEN", "secret")
-    assert restrict.landlock_version() > 0
+    assert kernel.landlock_version() > 0
 
     said = await probe(confinement, tmp_path)
 
@@ -93,8 +96,8 @@ def test_a_locked_engine_is_proved_and_opens_nothing_else(tmp_path: Path, parque
 
     connection = locked(tmp_path / "spill", [parquet])
 
-    lockdown.prove_made(connection, LIMITS, str(tmp_path / "spill"))
-    lockdown.prove_locked(connection, [parquet], LIMITS, str(tmp_path / "spill"))
+    lockdown.check_connection_settings(connection, LIMITS, str(tmp_path / "spill"))
+    lockdown.check_query_settings(connection, [parquet], LIMITS, str(tmp_path / "spill"))
     assert connection.sql(f"FROM '{parquet}'").fetchall() == [(1,)]
     with pytest.raises(duckdb.PermissionException):
         connection.sql(f"FROM '{other}'").fetchall()
@@ -122,11 +125,11 @@ def test_a_locked_engine_is_proved_and_opens_nothing_else(tmp_path: Path, parque
 )
 def test_a_connection_that_was_not_made_as_meant_is_refused(tmp_path: Path, setting: str, value: str) -> None:
     connection = lockdown.connect(LIMITS, str(tmp_path))
-    lockdown.prove_made(connection, LIMITS, str(tmp_path))
+    lockdown.check_connection_settings(connection, LIMITS, str(tmp_path))
     connection.execute(f"SET {setting} = {value}")
 
     with pytest.raises(Unavailable, match=setting):
-        lockdown.prove_made(connection, LIMITS, str(tmp_path))
+        lockdown.check_connection_settings(connection, LIMITS, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -164,4 +167,4 @@ def test_an_engine_whose_lock_did_not_take_is_refused(
     connection.execute(statement.replace("{}", parquet))
 
     with pytest.raises(Unavailable, match=setting):
-        lockdown.prove_locked(connection, [parquet], LIMITS, str(tmp_path))
+        lockdown.check_query_settings(connection, [parquet], LIMITS, str(tmp_path))

@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
+from tests.support.conversation import dag, reactive, source
+from tests.support.databases import build_state_template
+from tests.support.postgres import SharedPostgres
+from tests.support.query_port import SMALL, QueryPort, open_query_port, open_steps, served, transfers
 from tracelake.domain.errors import NotFound, OverQuota, Unavailable
 from tracelake.query.app import open_surface
-from tracelake.query.export_folder import ExportFolder, Owner
+from tracelake.query.export import ExportFolder, ExportOwner
 from tracelake.query.settings import QueryLimits
-from tracelake.testing.conversation import dag, reactive, source
-from tracelake.testing.query_port import SMALL, QueryPort, open_query_port, open_steps, served, transfers
-from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.state import build_state_template
 
 DAG = dag(
     source(),
@@ -64,7 +64,7 @@ async def port(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "port" in request.fixturenames:
-        for file in request.getfixturevalue("port").settings.exports.rglob("*.parquet"):
+        for file in request.getfixturevalue("port").settings.export_root.rglob("*.parquet"):
             file.unlink()
 
 
@@ -125,8 +125,8 @@ async def test_files_are_closed_to_others_and_not_among_the_objects(port: QueryP
     path = Path(answer["location"].removeprefix("file://"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_uid == os.geteuid()
-    exports = port.settings.exports
-    assert not path.is_relative_to(port.settings.object_root)
+    exports = port.settings.export_root
+    assert not path.is_relative_to(port.object_root)
     for folder in (exports, *(each for each in exports.rglob("*") if each.is_dir())):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
 
@@ -144,7 +144,7 @@ async def test_a_caller_has_so_many_files_and_another_has_its_own(port: QueryPor
     assert claim.capability_token is not None
     answers = [await port.ask_as(claim.capability_token, **EXPORT) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert not list(port.settings.exports.glob(".writing/*"))
+    assert not list(port.settings.export_root.glob(".writing/*"))
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -156,9 +156,9 @@ async def test_a_caller_has_so_many_bytes(port: QueryPort) -> None:
     answers = [await port.ask(sql, export=True) for _ in range(2)]
     assert answers[-1].status_code == 429, answers[-1].text
     assert answers[-1].json()["reason"] == "ExportQuotaExceeded"
-    sizes = [file.stat().st_size for file in port.settings.exports.rglob("*.parquet")]
+    sizes = [file.stat().st_size for file in port.settings.export_root.rglob("*.parquet")]
     assert sum(sizes) <= 200_000
-    assert not list(port.settings.exports.glob(".writing/*"))
+    assert not list(port.settings.export_root.glob(".writing/*"))
 
 
 @asynccontextmanager
@@ -176,11 +176,11 @@ async def test_a_service_that_starts_removes_what_is_old_and_what_a_crash_left(p
     old, young = [(await port.ask(**EXPORT)).json() for _ in range(2)]
     path = Path(old["location"].removeprefix("file://"))
     os.utime(path, (0, 0))
-    leftover, written = (port.settings.exports / ".writing" / name for name in ("crashed", "locked"))
+    leftover, written = (port.settings.export_root / ".writing" / name for name in ("crashed", "locked"))
     for file in (leftover, written):
         file.write_bytes(b"half")
         os.utime(file, (0, 0))
-    earlier = port.settings.object_root / "exports" / "users" / str(uuid4())
+    earlier = port.object_root / "exports" / "users" / str(uuid4())
     earlier.mkdir(parents=True)
     (earlier / "old.parquet").write_bytes(b"x")
     os.utime(earlier / "old.parquet", (0, 0))
@@ -195,9 +195,9 @@ async def test_a_service_that_starts_removes_what_is_old_and_what_a_crash_left(p
             assert (await http.get(young["download"])).status_code == 200
             assert written.exists(), "somebody writes it"
     written.unlink()
-    assert stat.S_IMODE((port.settings.object_root / "exports").stat().st_mode) == 0o700
-    (port.settings.object_root / "exports" / "users").rmdir()
-    (port.settings.object_root / "exports").rmdir()
+    assert stat.S_IMODE((port.object_root / "exports").stat().st_mode) == 0o700
+    (port.object_root / "exports" / "users").rmdir()
+    (port.object_root / "exports").rmdir()
 
 
 def _folder(tmp_path: Path, **limits: Any) -> tuple[ExportFolder, list[float]]:
@@ -205,7 +205,7 @@ def _folder(tmp_path: Path, **limits: Any) -> tuple[ExportFolder, list[float]]:
     return ExportFolder(tmp_path / "exports", replace(QueryLimits(), **limits), now=lambda: clock[0]), clock
 
 
-def _kept(folder: ExportFolder, owner: Owner, content: bytes = b"rows") -> Path:
+def _kept(folder: ExportFolder, owner: ExportOwner, content: bytes = b"rows") -> Path:
     export = folder.begin(owner, uuid4())
     try:
         export.file.write(content)
@@ -218,7 +218,7 @@ def _kept(folder: ExportFolder, owner: Owner, content: bytes = b"rows") -> Path:
 
 def test_a_file_is_kept_for_its_time_and_no_longer(tmp_path: Path) -> None:
     folder, clock = _folder(tmp_path, export_quota_files=1)
-    user = Owner("users", uuid4())
+    user = ExportOwner("users", uuid4())
     path = _kept(folder, user)
     clock[0] += DAY - 1
     assert folder.collect().files == 0
@@ -234,15 +234,15 @@ def test_a_file_is_kept_for_its_time_and_no_longer(tmp_path: Path) -> None:
 def test_attempts_of_a_task_share_its_quota_and_not_its_files(tmp_path: Path) -> None:
     folder, _ = _folder(tmp_path, export_quota_files=2)
     task = uuid4()
-    path = _kept(folder, Owner("tasks", task, 1))
-    _kept(folder, Owner("tasks", task, 2))
+    path = _kept(folder, ExportOwner("tasks", task, 1))
+    _kept(folder, ExportOwner("tasks", task, 2))
     with pytest.raises(OverQuota):
-        folder.begin(Owner("tasks", task, 3), uuid4())
-    from_first = folder.path(Owner("tasks", task, 1), uuid4()).parent
+        folder.begin(ExportOwner("tasks", task, 3), uuid4())
+    from_first = folder.path(ExportOwner("tasks", task, 1), uuid4()).parent
     assert path.parent == from_first
     with pytest.raises(NotFound):
-        folder.open(Owner("tasks", task, 2), _id(path))
-    folder.open(Owner("tasks", task, 1), _id(path)).close()
+        folder.open(ExportOwner("tasks", task, 2), _id(path))
+    folder.open(ExportOwner("tasks", task, 1), _id(path)).close()
 
 
 def _id(path: Path) -> UUID:
@@ -251,18 +251,18 @@ def _id(path: Path) -> UUID:
 
 def test_all_callers_together_have_so_much(tmp_path: Path) -> None:
     folder, clock = _folder(tmp_path, export_total_bytes=10)
-    _kept(folder, Owner("users", uuid4()), b"12345678")
+    _kept(folder, ExportOwner("users", uuid4()), b"12345678")
     with pytest.raises(OverQuota) as full:
-        _kept(folder, Owner("users", uuid4()), b"12345678")
+        _kept(folder, ExportOwner("users", uuid4()), b"12345678")
     assert full.value.reason == "ExportsFull"
     clock[0] += DAY + 1
     folder.collect()
-    _kept(folder, Owner("users", uuid4()), b"12345678")
+    _kept(folder, ExportOwner("users", uuid4()), b"12345678")
 
 
 def test_what_was_not_kept_is_gone_and_counts_no_more(tmp_path: Path) -> None:
     folder, _ = _folder(tmp_path, export_quota_files=1)
-    user = Owner("users", uuid4())
+    user = ExportOwner("users", uuid4())
     export = folder.begin(user, uuid4())
     with pytest.raises(OverQuota):
         folder.admit(user)
@@ -277,13 +277,13 @@ def test_a_folder_that_somebody_else_put_there_is_not_used(tmp_path: Path) -> No
     (tmp_path / "exports").symlink_to(elsewhere)
     folder, _ = _folder(tmp_path)
     with pytest.raises(Unavailable):
-        folder.begin(Owner("users", uuid4()), uuid4())
+        folder.begin(ExportOwner("users", uuid4()), uuid4())
     assert list(elsewhere.iterdir()) == []
 
 
 def test_a_folder_that_was_open_is_closed(tmp_path: Path) -> None:
     (tmp_path / "exports").mkdir(mode=0o755)
     folder, _ = _folder(tmp_path)
-    path = _kept(folder, Owner("users", uuid4()))
+    path = _kept(folder, ExportOwner("users", uuid4()))
     for each in (tmp_path / "exports", path.parent, path.parent.parent):
         assert stat.S_IMODE(each.stat().st_mode) == 0o700

@@ -23,10 +23,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.query_grammar import TABLES, Grammar, random_table
 from tracelake.domain.errors import TracelakeError
 from tracelake.query.engine.gate import SERIALIZE, parse
 from tracelake.query.engine.gate_functions import BARE, FUNCTIONS, TABLE_FUNCTIONS
-from tracelake.testing.query_grammar import TABLES, Grammar, random_table
 
 EXAMPLES = int(os.environ.get("TRACELAKE_QUERY_FUZZ_EXAMPLES", "0"))
 SECRET = "canary-4711"

@@ -11,8 +11,8 @@ from itertools import combinations_with_replacement
 
 import pyarrow as pa
 
-from tracelake.evm.raw_block import Dataset
-from tracelake.testing.query_scene import MOMENTS, QueryScene
+from tests.support.query_scene import MOMENTS, QueryScene
+from tracelake.evm.raw_block import ChainTable
 
 Step = Callable[[], Awaitable[object]]
 
@@ -43,9 +43,9 @@ async def check_all(scene: QueryScene, steps: Sequence[Step], settle: Step | Non
     """A block is as it was before these steps or after them; as it was before if all came later, as it is after if
     all came first."""
     for order in orders(steps):
-        before = by_block(scene.rows(Dataset.BLOCKS))
+        before = by_block(scene.rows(ChainTable.BLOCKS))
         seen = await seen_during(scene, order)
-        after = by_block(scene.rows(Dataset.BLOCKS))
+        after = by_block(scene.rows(ChainTable.BLOCKS))
         moments = [moment for moment, _ in order]
         assert len(seen) in {len(before), len(after)}, moments
         odd = {
@@ -60,7 +60,7 @@ async def check_all(scene: QueryScene, steps: Sequence[Step], settle: Step | Non
             assert seen == before, moments
         if settle is not None:
             await settle()
-        assert by_block(await scene.query("blocks")) == by_block(scene.rows(Dataset.BLOCKS)), moments
+        assert by_block(await scene.query("blocks")) == by_block(scene.rows(ChainTable.BLOCKS)), moments
 
 
 async def test_a_commit_of_files_in_the_middle_of_a_query_doubles_nothing(query_scene: QueryScene) -> None:
@@ -114,7 +114,7 @@ async def test_a_reorg_of_hot_blocks_in_the_middle_of_a_query_shows_each_block_o
         first = scene.reorg(2)
 
     async def said() -> None:
-        await scene.say_taken_back(first)
+        await scene.announce_invalidation(first)
 
     await check_all(scene, [reorg, said])
 
@@ -134,7 +134,7 @@ async def test_files_that_are_taken_back_and_made_again_in_the_middle_of_a_query
 
     async def said() -> None:
         held = len(await scene.talk.scopes("compact"))
-        await scene.say_taken_back(first)
+        await scene.announce_invalidation(first)
         assert len(await scene.talk.scopes("compact")) < held, "it went down into what was final"
 
     async def compact() -> None:
@@ -151,7 +151,7 @@ async def test_a_query_that_began_before_a_deploy_reads_one_version_throughout(
     await scene.deploy_chain()
     await scene.grow(25)
     await scene.compact()
-    before = by_block(scene.rows(Dataset.BLOCKS))
+    before = by_block(scene.rows(ChainTable.BLOCKS))
     for moment in ("second look", "end"):
         seen = await seen_during(scene, [(moment, scene.replace_compaction)])
         assert seen == before, moment

@@ -22,13 +22,13 @@ import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from tests.support.conversation import dag, lease_of, reactive, source
+from tests.support.databases import build_state_template
+from tests.support.postgres import SharedPostgres
+from tests.support.query_port import QueryPort, open_query_port, open_steps, transfers
 from tracelake.contracts.dispatcher_api import ClaimResponse
 from tracelake.contracts.token_claims import TokenClaims
-from tracelake.testing.conversation import dag, lease_of, reactive, source
-from tracelake.testing.query_port import QueryPort, open_query_port, open_steps, transfers
-from tracelake.testing.shared_postgres import SharedPostgres
-from tracelake.testing.state import build_state_template
-from tracelake.tokens.jws import base64url
+from tracelake.tokens.jose import base64url
 from tracelake.tokens.signing import PemKeyring
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,20 +17,23 @@ import asyncpg
 import httpx
 import pytest
 
-from tracelake.dev.dispatcher_files import settle
-from tracelake.dev.home import QUEUE_ROLE, Home
-from tracelake.dev.role_dsn import role_dsn
-from tracelake.dispatcher.loops.keep_installation import queue_logins, state_logins
+from tests.support.dev_stack import tracelake
+from tests.support.processes import DispatcherProcess
+from tests.support.site import Databases, alarms_in
+from tracelake.dev.handle import settle
+from tracelake.dev.home import Home
+from tracelake.dispatcher.loops.keep_installation import queue_password, state_logins
 from tracelake.domain.errors import Conflict, Invalid
-from tracelake.embedded_postgres import Cluster
-from tracelake.secret import Secret
+from tracelake.embedded.postgres import Cluster
+from tracelake.postgres.dsn import with_login
+from tracelake.postgres.roles import SharedLogins
+from tracelake.queue.postgres_install import QUEUE_ROLE, queue_logins
+from tracelake.settings import Secret
 from tracelake.store.db import Transaction
 from tracelake.store.installation import agree, join_by_dsn
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
-from tracelake.testing.dev_stack import tracelake
-from tracelake.testing.dispatcher_process import DispatcherProcess
-from tracelake.testing.site import Databases, alarms_in
-from tracelake.tokens.worker_tokens import new_worker_token
+from tracelake.tokens.home_copies import Shared
+from tracelake.tokens.opaque_tokens import new_worker_token
 
 ROLES = (QUEUE_ROLE, CATALOG_ROLE, AUDIT_ROLE)
 NOTHING_GIVEN = dict.fromkeys(
@@ -113,9 +116,9 @@ def logins(databases: Databases, home: Path) -> dict[str, str]:
     """By what the home says, as its workers and its Query Service would."""
     place = Home(home)
     return {
-        QUEUE_ROLE: role_dsn(databases.queue_dsn, QUEUE_ROLE, place.secrets().queue_password),
-        CATALOG_ROLE: role_dsn(databases.state_dsn, CATALOG_ROLE, place.query_secrets().catalog_password),
-        AUDIT_ROLE: role_dsn(databases.state_dsn, AUDIT_ROLE, place.query_secrets().audit_password),
+        QUEUE_ROLE: with_login(databases.queue_dsn, QUEUE_ROLE, place.secrets().queue_password),
+        CATALOG_ROLE: with_login(databases.state_dsn, CATALOG_ROLE, place.query_secrets().catalog_password),
+        AUDIT_ROLE: with_login(databases.state_dsn, AUDIT_ROLE, place.query_secrets().audit_password),
     }
 
 
@@ -437,7 +440,7 @@ async def test_another_installation_on_the_same_server_does_not_lock_the_first_o
             async with state.transaction():
                 shared = await agree(Transaction(state), Home(home).copies, Home(home).copies.read())
             await state_logins(Secret(of.state_dsn), shared, state).take(state)
-            await queue_logins(Secret(of.queue_dsn), shared).take(queue)
+            await queue_login(of, shared).take(queue)
         finally:
             await state.close()
             await queue.close()
@@ -456,6 +459,12 @@ async def test_another_installation_on_the_same_server_does_not_lock_the_first_o
     assert await verifiers(databases) == before
 
 
+def queue_login(of: Databases, shared: Shared) -> SharedLogins:
+    return queue_logins(
+        Secret(of.queue_dsn), installation_id=shared.installation_id, password=queue_password(shared)
+    )
+
+
 @asynccontextmanager
 async def taken(databases: Databases, folder: Path) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """The roles are in place, as after a Dispatcher's start; what is given restores them once."""
@@ -467,7 +476,7 @@ async def taken(databases: Databases, folder: Path) -> AsyncIterator[Callable[[]
             shared = await agree(Transaction(state), home.copies, home.copies.read())
         kept = (
             (state, state_logins(Secret(databases.state_dsn), shared, state)),
-            (queue, queue_logins(Secret(databases.queue_dsn), shared)),
+            (queue, queue_login(databases, shared)),
         )
         for connection, logins_of in kept:
             await logins_of.take(connection)
@@ -517,8 +526,8 @@ NOT_FOR_GUESTS = (
     "LOCK TABLE public.deploy_lock IN ACCESS SHARE MODE",
     "LOCK TABLE public.schema_migration IN ACCESS SHARE MODE",
     "LOCK TABLE installation.secret IN ACCESS SHARE MODE",
-    "LOCK TABLE tracelake_queue.schema_version IN SHARE ROW EXCLUSIVE MODE",
-    "LOCK TABLE tracelake_queue.schema_version IN ROW SHARE MODE",
+    "LOCK TABLE tracelake_queue.schema_migration IN SHARE ROW EXCLUSIVE MODE",
+    "LOCK TABLE tracelake_queue.schema_migration IN ROW SHARE MODE",
 )
 
 
@@ -585,7 +594,7 @@ async def test_an_owner_who_may_not_read_verifiers_notices_by_logging_in(
     admin = await asyncpg.connect(databases.state_dsn)
     await admin.execute("CREATE ROLE owner LOGIN CREATEROLE PASSWORD 'owner'")
     await admin.execute(f"ALTER DATABASE {name} OWNER TO owner; ALTER SCHEMA public OWNER TO owner")
-    dsn, home = role_dsn(databases.state_dsn, "owner", "owner"), Home(tmp_path / "home")
+    dsn, home = with_login(databases.state_dsn, "owner", "owner"), Home(tmp_path / "home")
     await join_by_dsn(dsn, home.copies)
     owner = await asyncpg.connect(dsn)
     try:
@@ -593,7 +602,7 @@ async def test_an_owner_who_may_not_read_verifiers_notices_by_logging_in(
             shared = await agree(Transaction(owner), home.copies, home.copies.read())
         kept = state_logins(Secret(dsn), shared, owner)
         await kept.take(owner)
-        catalog = role_dsn(dsn, CATALOG_ROLE, shared.passwords["catalog_password"])
+        catalog = with_login(dsn, CATALOG_ROLE, shared.passwords["catalog_password"])
         before = await verifiers(databases)
         await kept.restore(owner)
         assert await verifiers(databases) == before, "nothing was changed, so nothing is restored"
@@ -617,7 +626,7 @@ async def test_an_owner_who_may_not_read_verifiers_notices_by_logging_in(
 ADDRESS = """
 import os, sys
 from pathlib import Path
-from tracelake.dev.dispatcher_files import DispatcherFiles, settle
+from tracelake.dev.handle import DispatcherFiles, settle
 from tracelake.dev.handle import DispatcherHandle
 home = Path(sys.argv[1])
 files = DispatcherFiles(home)

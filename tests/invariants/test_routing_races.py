@@ -7,14 +7,13 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from tests.support.conversation import Conversation, dag, reactive, source
+from tests.support.interleave import COMMIT, Interleaver
 from tracelake.contracts.dispatcher_api import EventsResponse, TriggerResponse
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deploy_dag import Deployed
-from tracelake.dispatcher.steps.reconcile_partitions import reconcile_partitions
-from tracelake.dispatcher.steps.watch_sources import watch_sources
+from tracelake.dispatcher.steps.upkeep import reconcile_partitions, watch_sources
 from tracelake.store import datasets, tasks
-from tracelake.testing.conversation import Conversation, dag, reactive, source
-from tracelake.testing.interleave import COMMIT, Interleaver
 
 
 @pytest.fixture

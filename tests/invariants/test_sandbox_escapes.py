@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.testing.sandbox_driver import BAIT, LAUNCHERS, PYTHON, Outcome, Run, run_in_sandboxes
+from tests.support.sandbox_driver import BAIT, LAUNCHERS, PYTHON, Outcome, Run, run_in_sandboxes
 
 HOSTILE = {path.name: path.read_text() for path in Path(__file__).with_name("hostile").glob("*.py")}
 MIB = 1024 * 1024

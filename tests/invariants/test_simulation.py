@@ -16,6 +16,14 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
+from tests.support.databases import build_state_template
+from tests.support.postgres import CloneDatabase
+from tests.support.simulation.audits import FenceAudit
+from tests.support.simulation.graph import Layout
+from tests.support.simulation.processes import failure
+from tests.support.simulation.run import Simulation
+from tests.support.simulation.scheduler import START
+from tests.support.simulation.world import History
 from tracelake.contracts.dispatcher_api import (
     ClaimRequest,
     ClaimResponse,
@@ -27,14 +35,6 @@ from tracelake.contracts.dispatcher_api import (
     PayloadOutput,
     TaskPayload,
 )
-from tracelake.testing.postgres import CloneDatabase
-from tracelake.testing.simulation.audit_fences import FenceAudit
-from tracelake.testing.simulation.graph import Layout
-from tracelake.testing.simulation.history import History
-from tracelake.testing.simulation.report import failure
-from tracelake.testing.simulation.run import Simulation
-from tracelake.testing.simulation.trace import START
-from tracelake.testing.state import build_state_template
 
 SEEDS_PER_TEST = 6
 TESTS = 6
@@ -127,7 +127,7 @@ async def test_a_run_is_a_function_of_its_seed(simulation: Simulation) -> None:
 async def test_a_seed_replays_in_another_process(simulation: Simulation) -> None:
     """Also where strings hash otherwise, which is how sets of them get another order."""
     here = await simulation.run(5)
-    command = [sys.executable, "-m", "tracelake.testing.simulation", "--seed", "5"]
+    command = [sys.executable, "-m", "tests.support.simulation", "--seed", "5"]
     environment = {**os.environ, "PYTHONHASHSEED": "1234"}
     there = await asyncio.to_thread(
         subprocess.run, command, env=environment, capture_output=True, text=True, check=False

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from tracelake.testing.spark import SharedSpark
+from tests.support.spark import SharedSpark
 from tracelake.worker.spark.session import begin, open_session
 
 if TYPE_CHECKING:

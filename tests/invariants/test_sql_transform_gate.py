@@ -21,18 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import ParseException, PySparkException
 
+from tests.support.spark import SharedSpark
+from tests.support.spark_texts import check_select, hostile, mixture, ordinary
 from tracelake.domain.errors import Invalid
 from tracelake.domain.spark_select.pieces import render
 from tracelake.domain.spark_select.queries import read_select
 from tracelake.operators.sql_transform.select_check import (
-    check_select,
     checked_frame,
     judge_analyzed,
     judge_parsed,
     unknown_calls,
 )
-from tracelake.testing.spark import SharedSpark
-from tracelake.testing.spark_texts import hostile, mixture, ordinary
 from tracelake.worker.spark.session import begin, open_session
 
 if TYPE_CHECKING:

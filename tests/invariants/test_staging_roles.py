@@ -13,15 +13,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from tracelake.domain.errors import Conflict, Invalid
-from tracelake.embedded_postgres import Cluster
-from tracelake.hot.commit import HotStore
-from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE, install, restore_roles
-from tracelake.hot.tickets import login_dsn
-from tracelake.migrations import Schema
-from tracelake.secret import Secret
-from tracelake.testing.data_database import PASSWORD, install_data, role_dsn
-from tracelake.testing.hot_store import (
+from tests.support.databases import PASSWORD, install_data, role_dsn
+from tests.support.hot_scene import (
     SCOPE,
     VERSION,
     Connection,
@@ -32,6 +25,13 @@ from tracelake.testing.hot_store import (
     staging_tables,
     writer,
 )
+from tracelake.domain.errors import Conflict, Invalid
+from tracelake.embedded.postgres import Cluster
+from tracelake.hot.commit import HotStore
+from tracelake.hot.install import READER_ROLE, STAGING_ROLE, WRITER_ROLE, install, restore_roles
+from tracelake.postgres.dsn import with_login
+from tracelake.postgres.migrations import Schema
+from tracelake.settings import Secret
 
 OTHER = UUID("00000000-0000-4000-8000-0000000000cc")
 PREPARED_OFF = "prepared transactions are disabled"
@@ -478,7 +478,7 @@ async def test_an_owner_that_is_no_superuser_can_install_if_it_can_create_roles(
 ) -> None:
     await server.execute("CREATE ROLE landlord LOGIN PASSWORD 'x'")
     await server.execute("CREATE DATABASE rented OWNER landlord")
-    dsn = login_dsn(own_cluster.dsn("rented"), "landlord", "x")
+    dsn = with_login(own_cluster.dsn("rented"), "landlord", "x")
     with pytest.raises(Conflict, match="ALTER ROLE landlord CREATEROLE"):
         await install(dsn, writer_password=PASSWORD, reader_password=PASSWORD)
     await server.execute("ALTER ROLE landlord CREATEROLE")
@@ -502,6 +502,31 @@ async def test_an_owner_that_is_no_superuser_can_install_if_it_can_create_roles(
             await server.execute(f"DROP ROLE {role}")
 
 
+async def test_an_owner_that_may_not_replace_functions_is_refused_with_a_way_out(
+    own_cluster: Cluster, server: Connection
+) -> None:
+    await server.execute("CREATE ROLE landlord LOGIN CREATEROLE PASSWORD 'x'")
+    await server.execute("CREATE DATABASE rented OWNER landlord")
+    dsn = with_login(own_cluster.dsn("rented"), "landlord", "x")
+    superuser = await asyncpg.connect(own_cluster.dsn("rented"))
+    try:
+        await install(dsn, writer_password=PASSWORD, reader_password=PASSWORD)
+        await superuser.execute("REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC")
+        await install(dsn, writer_password=PASSWORD, reader_password=PASSWORD)
+        await superuser.execute("UPDATE installation.function_set SET sha256 = 'an older one'")
+        with pytest.raises(Conflict, match="GRANT USAGE ON LANGUAGE plpgsql, sql") as refused:
+            await install(dsn, writer_password=PASSWORD, reader_password=PASSWORD)
+        assert refused.value.reason == "CantPutFunctions"
+        await superuser.execute("GRANT USAGE ON LANGUAGE plpgsql, sql TO landlord")
+        await install(dsn, writer_password=PASSWORD, reader_password=PASSWORD)
+        assert await superuser.fetchval("SELECT count(*) FROM installation.function_set") == 2
+    finally:
+        await superuser.close()
+        await server.execute("DROP DATABASE rented WITH (FORCE)")
+        for role in (STAGING_ROLE, WRITER_ROLE, READER_ROLE, "landlord"):
+            await server.execute(f"DROP ROLE {role}")
+
+
 async def test_what_operators_had_made_by_a_shared_login_is_gone_after_an_upgrade(
     own_cluster: Cluster, server: Connection
 ) -> None:
@@ -512,7 +537,7 @@ async def test_what_operators_had_made_by_a_shared_login_is_gone_after_an_upgrad
         await admin.execute(migration.sql)
     await admin.execute(f"CREATE ROLE {STAGING_ROLE} LOGIN PASSWORD 'shared'")
     await admin.execute(f"GRANT CREATE, USAGE ON SCHEMA staging TO {STAGING_ROLE}")
-    shared = await asyncpg.connect(login_dsn(own_cluster.dsn("old"), STAGING_ROLE, "shared"))
+    shared = await asyncpg.connect(with_login(own_cluster.dsn("old"), STAGING_ROLE, "shared"))
     await shared.execute(
         """CREATE FUNCTION staging.evil() RETURNS boolean LANGUAGE sql AS 'SELECT true';
            CREATE TABLE staging.x (y int); ALTER TABLE staging.x FORCE ROW LEVEL SECURITY;
@@ -532,7 +557,7 @@ async def test_what_operators_had_made_by_a_shared_login_is_gone_after_an_upgrad
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)):
         await shared.execute("SELECT 1")
     with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
-        await asyncpg.connect(login_dsn(own_cluster.dsn("old"), STAGING_ROLE, "shared"))
+        await asyncpg.connect(with_login(own_cluster.dsn("old"), STAGING_ROLE, "shared"))
     await admin.close()
 
 

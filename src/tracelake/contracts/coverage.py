@@ -1,4 +1,4 @@
-"""The user surface's wire models for what is there of a range of blocks, and what is missing."""
+"""The user surface's wire models for the coverage of a range of blocks: gaps, and the state of a backfill."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracelake.contracts.user_api import Limit
+from tracelake.contracts.manifest import Block
+from tracelake.contracts.user_api import PageLimit
 from tracelake.domain.block_range import MAX_BLOCK
 
-Block = Annotated[int, Meta(ge=0, le=MAX_BLOCK)]
+# ``from`` is a Python keyword, so no field can have that name.
 _FROM_TO = {"start": "from", "end": "to"}
 
 
 class GapQuery(Struct, frozen=True, forbid_unknown_fields=True, rename=_FROM_TO):
-    """From the first to the last block that is committed, unless said otherwise."""
+    """``from`` and ``to`` default to the first and the last committed block."""
 
     start: Block | UnsetType = UNSET
     end: Block | UnsetType = UNSET
-    limit: Limit = 100
+    limit: PageLimit = 100
     after: Block | UnsetType = UNSET
 
 
@@ -32,8 +33,8 @@ class Gap(Struct, frozen=True):
 
 
 class GapPage(Struct, frozen=True):
-    """What is missing of a dataset's current version between ``start`` and ``end``, which are null when nothing is
-    committed and nothing was asked for."""
+    """The blocks between ``start`` and ``end`` that a dataset's current version lacks. Both ends are null if
+    nothing is committed and the request gave none."""
 
     dataset_uuid: UUID
     dataset_version: UUID
@@ -48,7 +49,7 @@ class BackfillQuery(Struct, frozen=True, forbid_unknown_fields=True, rename=_FRO
     end: Block
     chunk: Annotated[int, Meta(ge=1, le=MAX_BLOCK)] | UnsetType = UNSET
     order: Literal["oldest", "newest"] = "oldest"
-    limit: Limit = 1000
+    limit: PageLimit = 1000
 
 
 class JobName(Struct, frozen=True):
@@ -67,11 +68,11 @@ class BackfillFailure(Struct, frozen=True):
 
 
 class BackfillState(Struct, frozen=True):
-    """How far a job is with a range of blocks, and what nobody has asked it for yet.
+    """A job's progress over a range of blocks, and the events that schedule the rest.
 
-    A chunk is what one task does. ``asked_chunks`` aren't committed in every output yet, but their tasks exist or
-    will; for ``unasked_chunks`` these are the first ``events`` to send to ``source``, in the order asked for.
-    ``failed`` are the first of the tasks that only a retry brings to an end.
+    A chunk is the range of one task. ``asked_chunks`` aren't committed in every output yet, but their tasks exist
+    or will; ``unasked_chunks`` aren't scheduled, and ``events`` are the first ones to send to ``source`` for them,
+    in the requested order. ``failed`` are the first of the tasks that only a retry can finish.
     """
 
     job: JobName

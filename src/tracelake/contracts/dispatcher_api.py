@@ -1,64 +1,77 @@
-"""The Dispatcher's wire models: what workers, tasks and people send and get.
+"""The Dispatcher's wire models: the requests of workers, tasks and people, and the answers.
 
-Requests refuse unknown fields, so that a misspelt one is an error and not a silent default; responses
-may gain fields. Numbers are bounded to what the state database can hold, so a value out of range is
-refused here, by name, and never reaches SQL.
+Requests refuse unknown fields, so that a misspelt one is an error and not a silent default; responses may gain
+fields. Numbers are bounded by what the state database can hold, so a value out of range is refused here, by name,
+and never reaches SQL.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracelake.contracts.manifest import Manifest
+from tracelake.contracts.manifest import Count, Manifest
 from tracelake.domain.block_range import MAX_BLOCK
 
-Block = Annotated[int, Meta(ge=0, le=MAX_BLOCK, description="A block number.")]
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+BlockNumber = Annotated[int, Meta(ge=0, le=MAX_BLOCK, description="A block number.")]
 Attempt = Annotated[int, Meta(ge=1, le=2**31 - 1, description="The attempt that the claim returned.")]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Text = Annotated[str, Meta(max_length=64 * 1024)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
+LongText = Annotated[str, Meta(max_length=64 * 1024)]
+
+# The internal port, for lease holders.
+CLAIM_PATH = "/internal/task-claim"
+CLAIM_BATCH_PATH = "/internal/task-claim-batch"
+FETCH_PATH = "/internal/task-fetch"
+HEARTBEAT_PATH = "/internal/heartbeat"
+COMPLETE_PATH = "/internal/task-complete"
+COMPLETE_BATCH_PATH = "/internal/task-complete-batch"
+EVENTS_PATH = "/internal/events"
+TASK_STATE_PATH = "/internal/task-state"
+TASK_INPUTS_PATH = "/internal/task-inputs"
+TASK_PREFIX = "/v1/task/"
+"""Calls below it take a capability token: they are the only ones that an attempt's own code may make."""
 
 MAX_EVENTS = 1000
 MAX_BATCH = 200
 MAX_INPUT_FILES = 1000
+#: Both sizes are of compact JSON, as the Dispatcher itself would encode it.
 MAX_PROGRESS_BYTES = 4 * 1024
 MAX_STATE_BYTES = 64 * 1024
-"""Both sizes are of compact JSON, as the Dispatcher itself would encode it."""
 
 ProgressValue = str | int | float | bool | None
-Progress = dict[Annotated[str, Meta(min_length=1, max_length=200)], ProgressValue]
+ReportedProgress = dict[Annotated[str, Meta(min_length=1, max_length=200)], ProgressValue]
 
 
 class InvalidateRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an invalidation takes back: both ends inclusive."""
+    """The blocks of an invalidation: both ends inclusive."""
 
-    start: Block
-    end: Block
+    start: BlockNumber
+    end: BlockNumber
 
 
 class EventIn(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One upstream event: an output and a scope.
 
-    The output by ``dataset_uuid`` and ``dataset_version``, or by the published name in ``dataset``. The
-    scope by ``cursor``, by ``start``/``end`` (``partition_key``), or as an invalidation by ``id`` and
-    ``invalidate``. ``revision`` is the revision of the dataset that the producer worked on: an event of
-    an older one is kept but does not count. ``finalized`` is the chain's finalized block, for sources.
+    The output is given by ``dataset_uuid`` and ``dataset_version``, or by its published name in ``dataset``. The
+    scope is given by ``cursor``, by ``start``/``end`` (``partition_key``), or as an invalidation by ``id`` and
+    ``invalidate``. ``revision`` is the revision of the dataset that the producer worked on: an event of an older
+    one is kept but does not count. ``finalized`` is the chain's finalized block, for sources.
     """
 
     dataset_uuid: UUID | None = None
     dataset_version: UUID | None = None
-    dataset: Name | None = None
-    cursor: Block | None = None
+    dataset: ShortText | None = None
+    cursor: BlockNumber | None = None
     partition_key: Annotated[str, Meta(max_length=64)] | None = None
-    start: Block | None = None
-    end: Block | None = None
+    start: BlockNumber | None = None
+    end: BlockNumber | None = None
     revision: Count | None = None
-    finalized: Block | None = None
-    id: Name | None = None
+    finalized: BlockNumber | None = None
+    id: ShortText | None = None
     invalidate: InvalidateRange | None = None
     reason: Annotated[str, Meta(max_length=1000)] | None = None
 
@@ -68,8 +81,8 @@ Events = Annotated[list[EventIn], Meta(max_length=MAX_EVENTS)]
 
 class ClaimRequest(Struct, frozen=True, forbid_unknown_fields=True):
     task_id: UUID
-    worker_id: Name
-    claim_key: Name | None = None
+    worker_id: ShortText
+    claim_key: ShortText | None = None
 
 
 class ClaimBatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,8 +104,8 @@ class PayloadInvalidation(Struct, frozen=True):
 
 
 class PayloadHot(Struct, frozen=True):
-    """The rows of a compacted input that are still, or only, in Postgres: the version that its files are made of.
-    A reader takes those of blocks that no committed file holds, and looks at them before it asks for the files."""
+    """The version behind a compacted input, whose rows are in Postgres and not all in files yet. A reader uses the
+    rows of blocks that no committed file holds, and reads them before it asks for the files."""
 
     dataset_version: UUID
     revision: int
@@ -101,13 +114,13 @@ class PayloadHot(Struct, frozen=True):
 class PayloadInput(Struct, frozen=True):
     """An input as the attempt must read it, frozen at the claim.
 
-    ``hot`` goes with a compacted dataset that doesn't trigger, and is read whatever the compaction is doing.
+    ``hot`` is set for a compacted dataset that doesn't trigger, whatever the state of its compaction.
 
     ``cursor_column`` is the column that ``after`` and ``upto`` count, where that isn't the block number: the
     ``position`` of a buffered dataset.
 
-    ``as_of`` goes with a range that comes from partitions: the last one that anybody had committed by then. It is
-    the Dispatcher's own, to know at the end what came into the range meanwhile."""
+    ``as_of`` is set for a range that consists of partitions: the last partition that was committed at the claim.
+    The Dispatcher uses it at the end to find commits to the range that happened meanwhile."""
 
     input_index: int
     dataset_uuid: UUID
@@ -131,8 +144,8 @@ class PayloadInput(Struct, frozen=True):
 
 
 class PayloadWritten(Struct, frozen=True):
-    """How far an always-on source had come with an output at the claim, as the platform knows it. ``taken_back`` is
-    what others than its own task have invalidated and it hasn't written again since."""
+    """The position of an always-on source in an output at the claim, as the platform knows it. ``taken_back`` are
+    ranges that other tasks have invalidated and the source hasn't written again since."""
 
     cursor: int | None = None
     finalized: int | None = None
@@ -140,7 +153,7 @@ class PayloadWritten(Struct, frozen=True):
 
 
 class PayloadOutput(Struct, frozen=True):
-    """``written`` is there for a source, which has no inputs that would say where it stands."""
+    """``written`` is set for a source, which has no inputs that would give its position."""
 
     output_index: int
     name: str
@@ -154,10 +167,11 @@ class PayloadOutput(Struct, frozen=True):
 
 
 class TaskPayload(Struct, frozen=True):
-    """What a claim returns and what a function is invoked with.
+    """The task as a claim returns it and as a function is invoked with it.
 
-    ``state`` is what an earlier attempt of the same task saved, null if none did or if an input was taken back
-    since. ``idle_timeout_seconds`` is the job's own, null when the worker's holds.
+    ``state`` was saved by an earlier attempt of the same task; it is null if none did, or if an input was
+    invalidated since. ``idle_timeout_seconds`` is the minimum idle timeout of a worker after a task of this job; a
+    worker without an idle timeout ignores it.
     """
 
     task_id: UUID
@@ -207,13 +221,13 @@ class FetchResponse(Struct, frozen=True):
 
 
 class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``progress`` takes the place of what the attempt reported before; without it, that stays. Flat, and at most
+    """``progress`` replaces the attempt's earlier report; without it, that stays. It is flat and has at most
     ``MAX_PROGRESS_BYTES``."""
 
     task_id: UUID
     attempt: Attempt
     lease_token: UUID
-    progress: Progress | None = None
+    progress: ReportedProgress | None = None
 
 
 class HeartbeatResponse(Struct, frozen=True):
@@ -224,7 +238,7 @@ class HeartbeatResponse(Struct, frozen=True):
 
 
 class TaskStateRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``state`` is any JSON of at most ``MAX_STATE_BYTES``; null forgets what was saved."""
+    """``state`` is any JSON of at most ``MAX_STATE_BYTES``; null deletes the saved state."""
 
     task_id: UUID
     attempt: Attempt
@@ -238,17 +252,20 @@ class TaskStateResponse(Struct, frozen=True):
 
 
 class TaskInputsQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """``after`` is a page's ``next``."""
+    """``after`` is the ``next`` of the page before. With a ``margin`` of 1, the files of the blocks right before
+    and right after the scope are listed too."""
 
     task_id: UUID
     attempt: Attempt
     input_index: Annotated[int, Meta(ge=0, le=1000)]
     after: Annotated[str, Meta(pattern=r"\A[0-9]{1,18}-[0-9]{1,9}\Z")] | UnsetType = UNSET
+    margin: Annotated[int, Meta(ge=0, le=1)] = 0
 
 
 class InputFile(Struct, frozen=True):
-    """A committed file. ``start`` and ``end`` are its partition's and may reach beyond what the attempt reads:
-    the reader filters. ``rows``, ``min_block`` and ``max_block`` are null where its writer didn't tell."""
+    """A committed file. ``start`` and ``end`` are its partition's and may reach beyond the attempt's range: the
+    reader filters. ``rows``, ``min_block`` and ``max_block`` are null where its writer didn't report them. A
+    partition that was committed later has a higher ``partition_id``."""
 
     location: str
     rows: int | None
@@ -257,11 +274,12 @@ class InputFile(Struct, frozen=True):
     end: int
     min_block: int | None = None
     max_block: int | None = None
+    partition_id: int | None = None
 
 
 class TaskInputsResponse(Struct, frozen=True):
-    """One page of an input's committed files, by block. Only Parquet has files: for another ``storage`` there are
-    none, and that says nothing about its rows."""
+    """One page of an input's committed files, by block. Only Parquet has files: for another ``storage`` the list is
+    empty, even if the input has rows."""
 
     storage: str
     files: list[InputFile]
@@ -274,17 +292,30 @@ class OutputIn(Struct, frozen=True, forbid_unknown_fields=True):
     output_index: Annotated[int, Meta(ge=0, le=1000)]
     dataset_uuid: UUID | None = None
     dataset_version: UUID | None = None
-    dataset: Name | None = None
+    dataset: ShortText | None = None
     location: Annotated[str, Meta(max_length=4096)] | None = None
     row_count: Count | None = None
-    cursor: Block | None = None
+    cursor: BlockNumber | None = None
     partition_key: Annotated[str, Meta(max_length=64)] | None = None
-    start: Block | None = None
-    end: Block | None = None
+    start: BlockNumber | None = None
+    end: BlockNumber | None = None
     manifest: Manifest | None = None
 
 
 CompletionStatus = Literal["Completed", "Failed", "Canceled", "Released"]
+
+
+class Fenced(Protocol):
+    """Whatever names one attempt by its lease: only the current attempt can act with it."""
+
+    @property
+    def task_id(self) -> UUID: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def lease_token(self) -> UUID: ...
 
 
 class CompleteRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -294,8 +325,31 @@ class CompleteRequest(Struct, frozen=True, forbid_unknown_fields=True):
     lease_token: UUID | None = None
     outputs: Annotated[list[OutputIn], Meta(max_length=MAX_EVENTS)] = []
     events: Events = []
-    error_message: Text | None = None
+    error_message: LongText | None = None
     retryable: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        fence: Fenced,
+        status: CompletionStatus,
+        error_message: str | None = None,
+        *,
+        retryable: bool = True,
+        outputs: Sequence[OutputIn] = (),
+        events: Sequence[EventIn] = (),
+    ) -> CompleteRequest:
+        """The end of the attempt that ``fence`` names."""
+        return cls(
+            fence.task_id,
+            status,
+            fence.attempt,
+            fence.lease_token,
+            outputs=list(outputs),
+            events=list(events),
+            error_message=error_message,
+            retryable=retryable,
+        )
 
 
 class CompleteBatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,7 +359,7 @@ class CompleteBatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompleteResponse(Struct, frozen=True):
-    """The answer to a completion; a repeat of the same completion is answered the same."""
+    """The answer to a completion; the same completion sent again gets the same answer."""
 
     task_id: UUID
     status: CompletionStatus
@@ -315,8 +369,8 @@ class CompleteResponse(Struct, frozen=True):
 
 
 class BatchAnswer(Struct, frozen=True):
-    """What became of one completion of a batch: ``code`` is what its single call would have answered with,
-    and either ``accepted`` or ``reason`` and ``detail`` say the rest."""
+    """The result of one completion of a batch: ``code`` is the status of its single call, with either ``accepted``,
+    or ``reason`` and ``detail``."""
 
     task_id: UUID
     code: int
@@ -337,8 +391,8 @@ class EventsRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EventOut(Struct, frozen=True):
-    """What became of one event: ``counted`` now, ``pending`` until the completion commits its scope,
-    ``old_version`` or ``old_revision`` when it is only kept for audit."""
+    """The result of one event: ``counted`` now, ``pending`` until the completion commits its scope, ``old_version``
+    or ``old_revision`` when it is only kept for audit."""
 
     event_id: int
     state: Literal["counted", "pending", "old_version", "old_revision"]
@@ -351,9 +405,9 @@ class EventsResponse(Struct, frozen=True):
 
 
 class TriggerRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    cursor: Block | None = None
-    start: Block | None = None
-    end: Block | None = None
+    cursor: BlockNumber | None = None
+    start: BlockNumber | None = None
+    end: BlockNumber | None = None
 
 
 class TriggerResponse(Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""The user surface's wire models for where things come from: the causes of a task, the makers of a block range.
+"""The user surface's wire models for provenance: the causes of a task, and the attempts that wrote a block range.
 
-Both are bounded: a chain of causes by its depth, a range by how many pieces are told at once. What was left out is
-said, never silently missing.
+Both are bounded: a chain of causes by its depth, a range by the number of pieces in one answer. An answer always
+says what it leaves out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracelake.contracts.coverage import Block, Gap
-from tracelake.contracts.user_api import Limit, TaskStatusName, WaitingFor
+from tracelake.contracts.coverage import Gap
+from tracelake.contracts.manifest import Block
+from tracelake.contracts.user_api import PageLimit, TaskStatusName, WaitingFor
 
 MAX_DEPTH = 50
 
@@ -22,16 +23,16 @@ class ExplainTaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
     depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)] = 20
 
 
-class Handover(Struct, frozen=True):
-    """Something that happened to a task, and how long it took since what stands before it in the list."""
+class TaskStep(Struct, frozen=True):
+    """A step of a task's life, and the seconds since the step before it in the list."""
 
     what: str
     at: datetime
     seconds: float | None
 
 
-class TakenBack(Struct, frozen=True):
-    """A range that was invalidated, and the task that said so."""
+class RangeInvalidation(Struct, frozen=True):
+    """An invalidated range, and the task that invalidated it."""
 
     start: int
     end: int
@@ -42,10 +43,10 @@ class TakenBack(Struct, frozen=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """What a task read through one of its triggering inputs, and the event that brought it there.
+    """The range that a task read of one of its triggering inputs, and the event that triggered it.
 
-    ``task_id`` and ``attempt`` are who said the event: null when a person did (a manual source). Without an
-    ``event_id`` the event wasn't found among those that were looked through.
+    ``task_id`` and ``attempt`` sent the event; they are null if a person did (a manual source). A null ``event_id``
+    means that the event wasn't found among those that were searched.
     """
 
     input_index: int
@@ -67,13 +68,13 @@ class Cause(Struct, frozen=True, kw_only=True):
     recorded_at: datetime | None = None
     task_id: UUID | None = None
     attempt: int | None = None
-    taken_back: TakenBack | None = None
+    taken_back: RangeInvalidation | None = None
 
 
 class ExplainedTask(Struct, frozen=True, kw_only=True):
-    """A task of the chain, by the attempt that matters: the last one of the task that was asked for, of the others
-    the one that said the event. ``because`` is what created it: an event's ``scope``, an ``update``, a ``cursor``
-    that a join waited for, an ``invalidation``, the ``reconcile`` pass, a ``deploy`` or the source ``monitor``."""
+    """A task of the chain with one attempt: the last one of the requested task; of the others, the attempt that
+    sent the event. ``because`` is what created the task: an event's ``scope``, an ``update``, a ``cursor`` that a
+    join waited for, an ``invalidation``, the ``reconcile`` pass, a ``deploy`` or the source ``monitor``."""
 
     task_id: UUID
     dag_name: str
@@ -90,16 +91,16 @@ class ExplainedTask(Struct, frozen=True, kw_only=True):
     end: int | None
     because: str | None
     depth: int
-    handovers: list[Handover]
+    handovers: list[TaskStep]
     causes: list[Cause]
-    taken_back: TakenBack | None = None
+    taken_back: RangeInvalidation | None = None
 
 
 class TaskExplanation(Struct, frozen=True, kw_only=True):
-    """The task first, then those that its causes name, each once, nearest first.
+    """The task first, then the tasks that its causes name, each once, nearest first.
 
     ``unexplored`` are tasks that causes name and that were left out, because of ``depth`` or because there are too
-    many. ``seconds`` is from the first event of the chain to the end of the task, or until now.
+    many. ``seconds`` is the time from the first event of the chain to the end of the task, or until now.
     """
 
     task_id: UUID
@@ -113,11 +114,11 @@ class TaskExplanation(Struct, frozen=True, kw_only=True):
 class ExplainRangeQuery(
     Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}
 ):
-    """From the first to the last block that is committed, unless said otherwise."""
+    """``from`` and ``to`` default to the first and the last committed block."""
 
     start: Block | UnsetType = UNSET
     end: Block | UnsetType = UNSET
-    limit: Limit = 100
+    limit: PageLimit = 100
 
 
 class EarlierAttempt(Struct, frozen=True):
@@ -130,8 +131,9 @@ class EarlierAttempt(Struct, frozen=True):
 class RangePiece(Struct, frozen=True, kw_only=True):
     """Blocks that one attempt has written: a committed partition, or the commits of a cursor in the range.
 
-    ``verified`` says what the rows were checked against, ``endpoints`` who delivered the blocks; null where the
-    operator doesn't say. ``earlier_attempts`` are those of the same task before it, the last ones first.
+    ``verified`` says how the rows were checked against the chain, ``endpoints`` lists those that delivered the
+    blocks; null where the operator doesn't report it. ``earlier_attempts`` are those of the same task before it,
+    the last ones first.
     """
 
     kind: str
@@ -165,11 +167,11 @@ class RangeInput(Struct, frozen=True):
 
 
 class RangeExplanation(Struct, frozen=True, kw_only=True):
-    """Who made the blocks ``start`` to ``end`` of a dataset's current version.
+    """The attempts that wrote the blocks ``start`` to ``end`` of a dataset's current version.
 
-    ``next`` is where to go on (as ``from``) when there are more pieces than were asked for. ``taken_back`` are the
-    newest invalidations that touched the range, ``gaps`` the first of what is missing. ``searched`` is false when
-    commits lie further back than the events that were looked through.
+    ``next`` is the ``from`` of the next request when there are more than ``limit`` pieces. ``taken_back`` are the
+    newest invalidations that touched the range, ``gaps`` the first missing ranges. ``searched`` is false when
+    commits lie further back than the events that were searched.
     """
 
     dataset: str | None
@@ -184,7 +186,7 @@ class RangeExplanation(Struct, frozen=True, kw_only=True):
     end: int | None
     pieces: list[RangePiece]
     next: int | None
-    taken_back: list[TakenBack]
+    taken_back: list[RangeInvalidation]
     gaps: list[Gap]
     more_gaps: bool
     searched: bool

@@ -1,8 +1,8 @@
 """The manifest of a Parquet output: exactly the files that a completion reports.
 
-Readers are pointed at these files and never list a directory, so a file that isn't here doesn't exist,
-whatever a crashed or superseded writer left beside it. Unknown fields are refused: a misspelt field
-would otherwise be a promise that nobody checks.
+Readers are given these files and never list a directory, so a file that isn't here doesn't exist, whatever a
+crashed or superseded writer left beside it. Unknown fields are refused: a misspelt field would otherwise be a
+promise that is never checked.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Block = Annotated[int, Meta(ge=0, le=MAX_BLOCK)]
 EndpointName = Annotated[str, Meta(min_length=1, max_length=200)]
 Sha256 = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+BlockHash = Annotated[str, Meta(pattern=r"\A0x[0-9a-f]{64}\Z")]
 
 
 class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file; ``min_block`` and ``max_block`` are those of its rows, null where rows carry none."""
+    """One file; ``min_block`` and ``max_block`` are those of its rows, null if rows have no block numbers."""
 
     location: Location
     rows: Count
@@ -42,14 +43,25 @@ class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a file without rows has no blocks")
 
 
+class ChainEdges(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hashes that join a partition of a chain to its neighbours: of its first and its last block, and of the
+    first one's parent. A commit compares ``parent_hash`` with the ``last_hash`` of the partition before it."""
+
+    parent_hash: BlockHash
+    first_hash: BlockHash
+    last_hash: BlockHash
+
+
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``verified`` says how the rows were checked against the chain (``full``, ``bloom``, ``off``), ``endpoints``
-    who delivered the blocks that they were made of, by their names."""
+    the names of the RPC endpoints that delivered their blocks, ``edges`` how the partition joins its neighbours.
+    Rows that aren't a chain's, and partitions of older versions, have no edges."""
 
     files: Annotated[tuple[ManifestFile, ...], Meta(max_length=MAX_FILES)]
     schema_hash: Sha256
     verified: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     endpoints: Annotated[tuple[EndpointName, ...], Meta(max_length=MAX_ENDPOINTS)] | None = None
+    edges: ChainEdges | None = None
 
     @property
     def row_count(self) -> int:

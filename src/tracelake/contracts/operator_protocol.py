@@ -1,25 +1,25 @@
-"""The operator process protocol, version 1: how a worker's wrapper and an operator process talk.
+"""The operator process protocol, version 1: the messages between a worker's wrapper and an operator process.
 
-They share one Unix stream socket that nobody else can open. A frame is four bytes of length (big-endian) and
-that many bytes of JSON, at most ``MAX_FRAME``. A frame that is too long, no JSON or no message of this module
-ends the conversation: the attempt has failed, and the process is killed.
+They share one private Unix stream socket. A frame is four bytes of length (big-endian) and that many bytes of JSON,
+at most ``MAX_FRAME``. A frame that is too long, isn't JSON or isn't a message of this module ends the connection:
+the attempt has failed, and the process is killed.
 
     wrapper                                operator process
        ◀──────────────── Ready ────────────────   imports done, session open
        ── Run (+ the log's descriptor) ──▶        one attempt at a time
-       ◀──────────────── Progress ─────────────   any number, not answered
+       ◀──────────────── Progress ─────────────   any number, without a reply
        ◀──────────────── Call ─────────────────
        ── Reply ────────────────────────▶
        ── Cancel | Pause | Token ───────▶         at any time
        ◀──────────────── Finished ─────────────   then the next Run, or the end
        ◀──────────────── Ready ────────────────   only after a Finished that is ``tidying``
 
-The wrapper alone holds the worker token, the queue's and the data database's credentials; the operator asks and
-the wrapper acts, adding the attempt's fence to everything it passes on. So what an operator says after its
-attempt has been superseded changes nothing, however long it goes on. ``Run`` carries the attempt's own
-environment (its capability token, its declared secrets) and nothing else of the worker's.
+The wrapper alone holds the worker token, the queue's and the data database's credentials; the operator asks and the
+wrapper acts, adding the attempt's fence to every request. So calls of an operator whose attempt has been superseded
+change nothing, however long it goes on. ``Run`` carries the attempt's own environment (its capability token, its
+declared secrets) and nothing else of the worker's.
 
-``Run`` travels with one descriptor (SCM_RIGHTS): where the attempt's standard output and error go.
+``Run`` is sent with one descriptor (SCM_RIGHTS), which receives the attempt's standard output and error.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tracelake.domain.table_layout import PLAIN, TableLayout
 
 VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
+#: Maximum number of attempts of one process: memory grows in small steps even in a clean process.
 MAX_RUNS = 500
-"""A process isn't reusable after so many attempts, as clean as it may be: memory grows in small steps."""
 
-Version = Annotated[int, Meta(ge=1, le=1000)]
+ProtocolVersion = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class SparkTarget(Struct, frozen=True, kw_only=True):
-    """Where the attempt's Spark is: a Connect endpoint and the token that opens it."""
+    """The Spark of an attempt: a Connect endpoint and its token."""
 
     url: str
     token: str
@@ -52,15 +52,15 @@ class SparkTarget(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True, tag="run"):
-    """``rpc_pool`` is the one that the job's config names, if the worker has it; ``rpc_pools`` are the names of
-    all that it has. ``data_dsn`` opens the data database by a login of the attempt's own, for loading its staging
-    tables and reading its hot inputs; null for an attempt that has neither."""
+    """``rpc_pool`` is the one that the job's config names, if the worker has it; ``rpc_pools`` are the names of all
+    the worker's pools. ``data_ticket_dsn`` opens the data database with the attempt's own login, for loading its
+    staging tables and reading its hot inputs; null for an attempt that has neither."""
 
-    version: Version
+    version: ProtocolVersion
     task: TaskPayload
     environment: dict[str, str]
     spark: SparkTarget | None = None
-    data_dsn: str | None = None
+    data_ticket_dsn: str | None = None
     state: Any = None
     rpc_pool: PoolConfig | None = None
     rpc_pools: list[str] = []
@@ -69,8 +69,8 @@ class Run(Struct, frozen=True, kw_only=True, tag="run"):
         return f"Run({self.task.task_id}, attempt {self.task.attempt}, …)"
 
 
-class Problem(Struct, frozen=True):
-    """Why a call was refused, as the platform's own error tree has it."""
+class CallProblem(Struct, frozen=True):
+    """Why a call was refused, by the platform's error tree."""
 
     status: int
     reason: str
@@ -80,7 +80,7 @@ class Problem(Struct, frozen=True):
 class Reply(Struct, frozen=True, kw_only=True, tag="reply"):
     call_id: int
     value: Any = None
-    problem: Problem | None = None
+    problem: CallProblem | None = None
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -90,13 +90,13 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Pause(Struct, frozen=True, tag="pause"):
-    """A source stops producing until it is told otherwise."""
+    """A source stops producing until ``paused`` is false again."""
 
     paused: bool
 
 
 class Token(Struct, frozen=True, tag="token"):
-    """A fresh capability token, before the old one ends."""
+    """A new capability token, sent before the old one expires."""
 
     capability_token: str
 
@@ -108,25 +108,25 @@ ToOperator = Run | Reply | Cancel | Pause | Token
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    version: Version
+    version: ProtocolVersion
     operators: list[str]
 
 
 class Progress(Struct, frozen=True, tag="progress"):
-    """``fields`` is small and flat: it ends up on the task's row for people to read."""
+    """``fields`` is small and flat: people read it on the task's page."""
 
     fields: dict[str, Any]
 
 
 class EmitEvents(Struct, frozen=True, tag="emit"):
-    """Answered once the Dispatcher has accepted all of them."""
+    """Answered once the Dispatcher has accepted all events."""
 
     events: list[EventIn]
 
 
 class PublishRecords(Struct, frozen=True, kw_only=True, tag="publish"):
-    """Records for a buffered dataset, answered with how many were accepted. With a ``schema_hash`` they are refused
-    unless the dataset's schema is that one."""
+    """Records for a buffered dataset, answered with the number of accepted ones. With a ``schema_hash`` they are
+    refused unless the dataset has that schema."""
 
     dataset: str
     records: list[dict[str, Any]]
@@ -140,28 +140,29 @@ class Query(Struct, frozen=True, tag="query"):
 
 
 class SaveState(Struct, frozen=True, tag="save_state"):
-    """What the next attempt of this task finds in ``Run.state``."""
+    """The next attempt of this task gets it as ``Run.state``."""
 
     state: Any
 
 
 class ListFiles(Struct, frozen=True, tag="list_files"):
-    """The committed files of an input within its scope."""
+    """The committed files of an input within its scope, or up to ``margin`` blocks beyond it."""
 
     input_index: int
+    margin: int = 0
 
 
 class StagedTable(Struct, frozen=True):
-    """A staging table of this attempt and how many rows were loaded into it. A commit that finds another number
-    is refused: a database that crashed has emptied it, or somebody goes on loading."""
+    """A staging table of this attempt and the number of rows loaded into it. A commit that finds another number is
+    refused: the database crashed and emptied the table, or a load is still running."""
 
     name: str
     rows: int
 
 
 class StagedRows(Struct, frozen=True, kw_only=True):
-    """What is to become an output's rows: exactly these tables. They are dropped by the commit, or only emptied
-    when they are ``kept`` for the next one."""
+    """The staging tables that become an output's rows. The commit drops them, or only empties them when they are
+    ``kept`` for the next one."""
 
     output_index: int
     tables: list[StagedTable]
@@ -170,10 +171,10 @@ class StagedRows(Struct, frozen=True, kw_only=True):
 
 
 class CommitRows(Struct, frozen=True, kw_only=True, tag="commit_rows"):
-    """Make staged rows of Postgres outputs visible, and say what follows from it, in one transaction.
+    """Make staged rows of Postgres outputs visible and record the events about them, in one transaction.
 
     ``outputs`` are committed over ``start``–``end``, those without ``staged`` rows as empty; ``events`` are sent
-    after it and before the answer.
+    after the commit and before the reply.
     """
 
     outputs: list[int]
@@ -192,9 +193,9 @@ class Call(Struct, frozen=True, tag="call"):
 
 
 class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
-    """How the attempt went. ``reusable`` is false when the process isn't as it was before: children or threads
-    of the operator are still there, or it held secrets. A reusable process takes the next attempt at once, unless
-    it is ``tidying``: then it says ``Ready`` when it is done with that."""
+    """The attempt's outcome. ``reusable`` is false when the process isn't clean: children or threads of the
+    operator are left, or it held secrets. A reusable process takes the next attempt at once, unless it is
+    ``tidying``: then it sends ``Ready`` afterwards."""
 
     status: Literal["Completed", "Failed", "Canceled"]
     outputs: list[OutputIn] = []

@@ -1,16 +1,16 @@
 """The Query Service's wire models: ``POST /v1/task/query`` by capability token, ``POST /v1/query`` for people.
 
 A request is JSON; the answer is JSON (``QueryResponse``), an Arrow IPC stream when ``Accept`` asks for
-``ARROW_STREAM``, or, with ``export``, says where a Parquet file can be fetched (``QueryExported``): by ``GET`` of
-``USER_EXPORTS_PATH`` or ``TASK_EXPORTS_PATH``, with the credential that asked. A query has ended and its
-audit row is written before the first byte of an answer, so a 200 is never taken back halfway; an Arrow answer says
-what JSON says beside its rows in three headers: ``QUERY_ID_HEADER``, ``ROW_COUNT_HEADER``, ``TRUNCATED_HEADER``.
+``ARROW_STREAM``, or, with ``export``, the address of a Parquet file (``QueryExported``) to download by ``GET`` of
+``USER_EXPORTS_PATH`` or ``TASK_EXPORTS_PATH`` with the same credential. A query has ended and its audit row is
+written before the first byte of an answer, so a 200 never fails halfway; an Arrow answer carries the fields that
+JSON has beside its rows in three headers: ``QUERY_ID_HEADER``, ``ROW_COUNT_HEADER``, ``TRUNCATED_HEADER``.
 
 Values in JSON, by DuckDB type:
 
 - integers of any width are JSON numbers, HUGEINT and BIGNUM included: read them with a parser that keeps them;
 - DECIMAL is text, exact: ``"12.50"``; FLOAT and DOUBLE are numbers, NaN and the infinities null;
-- BLOB is ``"0x…"``, lower case: hashes and addresses as everybody writes them; BIT is ``"0101"``;
+- BLOB is ``"0x…"``, lower case, as hashes and addresses are usually written; BIT is ``"0101"``;
 - TIMESTAMP WITH TIME ZONE is RFC 3339 in UTC, ``"2026-11-02T10:00:00.123456Z"``; TIMESTAMP the same without
   the Z; DATE ``"2026-11-02"``; TIME ``"10:00:00"``; INTERVAL, UUID and TIME WITH TIME ZONE are DuckDB's own
   text, and so are days and instants before the year 1, ``"0044-03-15 (BC)"``, ``"infinity"`` and ``"-infinity"``;
@@ -18,12 +18,14 @@ Values in JSON, by DuckDB type:
 - NULL is null.
 
 In Arrow and Parquet a value is the same or the query is refused (``INVALID_QUERY``), never another: HUGEINT is
-decimal(38, 0), and a value of 39 digits is refused, as is the time 24:00:00; INTERVAL, BIT, BIGNUM and TIME WITH
-TIME ZONE are text, but Parquet takes no INTERVAL and no UNION (``ExportUnsupported``). Infinite days and instants
-are DuckDB's: the largest number of either sign.
+decimal(38, 0), or text in a result where one has 39 digits; UHUGEINT and BIGNUM are text; the time 24:00:00 is
+refused; INTERVAL, BIT and TIME WITH TIME ZONE are text, but Parquet takes no INTERVAL and no UNION
+(``ExportUnsupported``). Infinite days and instants are DuckDB's: the largest number of either sign. A column's
+DuckDB type is in its field's metadata, under ``TYPE_FIELD``.
 
-Parameters are JSON as well: numbers, text, booleans, null, lists of these, and ``{"blob": "0x…"}`` for bytes, so
-that a hash that one query gave can be asked for by the next. ``to_wire`` and ``from_wire`` go back and forth.
+Parameters are JSON as well: numbers (integers of any width), text, booleans, null, lists of these, and
+``{"blob": "0x…"}`` for bytes. Text ``"0x…"`` is bytes too where it is compared with bytes, so that a hash from one
+result can be a parameter of the next query. ``to_wire`` and ``from_wire`` convert them.
 """
 
 from __future__ import annotations
@@ -45,31 +47,29 @@ TASK_EXPORTS_PATH = "/v1/task/exports"
 PARQUET = "application/vnd.apache.parquet"
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-QUERY_ID_HEADER = "X-Trace-Query-Id"
-ROW_COUNT_HEADER = "X-Trace-Row-Count"
-TRUNCATED_HEADER = "X-Trace-Truncated"
-"""``true`` or ``false``."""
+#: Metadata of an Arrow field, also in an exported file: the column's DuckDB type.
+TYPE_FIELD = "duckdb.type"
 
 MAX_SQL_BYTES = 256 * 1024
 MAX_PARAMS = 1000
+#: Maximum depth of nested lists in a parameter.
 MAX_PARAM_LEVELS = 32
-"""How many lists a parameter may have within each other."""
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 MAX_LIMIT = 2**31 - 1
 
+#: 422: the SQL doesn't parse, names an unknown relation or column, doesn't fit its types or fails on a row. The
+#: ``detail`` is DuckDB's message, with the line and a caret where it gives them.
 INVALID_QUERY = "InvalidQuery"
-"""422: the SQL doesn't parse, names something that isn't there, doesn't fit its types or fails on a row. The
-``detail`` is DuckDB's message, with the line and a caret where it gives them."""
+#: 422: the SQL may be valid, but it isn't one SELECT over attached datasets.
 QUERY_REFUSED = "QueryRefused"
-"""422: the SQL may be good, but it isn't one SELECT over attached datasets."""
+#: 422: the query was killed at its time limit.
 QUERY_TOO_LONG = "QueryTimedOut"
-"""422: the query was killed at its time limit."""
+#: 422: the query needed more memory or spill space than one query may use.
 QUERY_TOO_BIG = "QueryOutOfMemory"
-"""422: the query needed more memory or spill space than one may have."""
+#: Reasons of a valid query that exceeded a limit.
 BEYOND_LIMITS = frozenset({QUERY_TOO_LONG, QUERY_TOO_BIG})
-"""The query was good, and too much."""
+#: 503: this installation has no Query Service, or the user port doesn't know its address.
 NO_QUERY_SERVICE = "NoQueryService"
-"""503: this installation has none, or the user port wasn't told where."""
 
 QueryParams = (
     Annotated[list[Any], Meta(max_length=MAX_PARAMS)] | Annotated[dict[str, Any], Meta(max_length=MAX_PARAMS)]
@@ -77,10 +77,10 @@ QueryParams = (
 
 
 class QueryRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One SELECT. ``params`` in order for ``?`` and ``$1``, by name for ``$name``: numbers, text, booleans, null,
-    and lists of these. ``limit`` is the most rows to answer with, at most what the service allows; ``truncated``
-    then says whether there would have been more. ``export`` puts all rows into a Parquet file instead, which the
-    caller can fetch for a while."""
+    """One SELECT. ``params`` are given in order for ``?`` and ``$1``, or by name for ``$name``: numbers, text,
+    booleans, null, and lists of these. ``limit`` is the maximum number of rows in the answer; the service has a
+    limit of its own. ``truncated`` in the answer says whether there would have been more rows. ``export`` writes
+    all rows to a Parquet file instead, which the caller can download for some hours."""
 
     sql: Annotated[str, Meta(min_length=1)]
     params: QueryParams | None = None
@@ -89,13 +89,13 @@ class QueryRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ExportQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which of the caller's queries; its answer said so."""
+    """``query_id`` is one of the caller's queries, from its answer."""
 
     query_id: UUID
 
 
 class QueriedDataset(Struct, frozen=True):
-    """What a name in the query stood for: one version, throughout."""
+    """The dataset version that a name in the query resolved to, for the whole query."""
 
     name: str
     dataset_uuid: UUID
@@ -115,8 +115,8 @@ class QueryResponse(Struct, frozen=True):
 
 
 class QueryExported(Struct, frozen=True):
-    """``download`` is the path to fetch the Parquet file by, with the same credential, until ``expires_at``; then
-    it is removed. ``location`` is where it lies: the Query Service's user alone can open it there."""
+    """``download`` is the path for downloading the Parquet file, with the same credential, until ``expires_at``;
+    then the file is removed. ``location`` is its place on disk, which only the Query Service's user can open."""
 
     location: str
     row_count: int
@@ -129,11 +129,12 @@ class QueryExported(Struct, frozen=True):
 
 
 def to_wire(params: Sequence[Any] | Mapping[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """Python's values as a request carries them; ``Invalid`` for one that has no place there."""
+    """Python's values as JSON for a request. Raises ``Invalid`` for a type that a parameter can't have."""
     if params is None:
         return None
     if isinstance(params, Mapping):
         return {str(name): _wire_value(value, f"${name}") for name, value in params.items()}
+    # A string is a sequence too: its characters would become the parameters.
     if isinstance(params, (str, bytes)):
         raise Invalid("InvalidParams", "params is a list of values, or a mapping of names to them")
     return [_wire_value(value, f"${number}") for number, value in enumerate(params, 1)]
@@ -144,6 +145,7 @@ def _wire_value(value: Any, where: str, level: int = 0) -> Any:
         case None | bool() | int() | str():
             return value
         case float():
+            # JSON has neither NaN nor infinity; minus itself, neither is zero.
             return value if value - value == 0 else str(value)
         case bytes() | bytearray() | memoryview():
             return {"blob": "0x" + bytes(value).hex()}
@@ -158,12 +160,13 @@ def _wire_value(value: Any, where: str, level: int = 0) -> Any:
 
 
 def from_wire(params: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
-    """What to bind; ``Invalid`` for an object that isn't a blob, and for names that the engine takes for one."""
+    """The values to bind. Raises ``Invalid`` for an object that isn't a blob, and for names that differ only by
+    case, which the engine takes for one."""
     if params is None:
         return None
     if isinstance(params, dict):
         if len({name.lower() for name in params}) < len(params):
-            raise Invalid("InvalidParams", "params: two names differ by upper and lower case only")
+            raise Invalid("InvalidParams", "params: two names differ only by upper and lower case")
         return {name: _bound(value, f"params.{name}") for name, value in params.items()}
     return [_bound(value, f"params[{index}]") for index, value in enumerate(params)]
 

@@ -1,8 +1,8 @@
-"""What a capability token says: the only permissions an attempt's own code has.
+"""The claims of a capability token: the only permissions that an attempt's own code has.
 
-One token belongs to one ``(task_id, attempt)``. Types are strict, so that a verifier never has to ask
-whether ``attempt`` might be a string; claims it doesn't know are ignored, as RFC 7519 wants it, so that
-a newer Dispatcher can add one without locking older verifiers out.
+One token belongs to one ``(task_id, attempt)``. Types are strict, so that a verifier never has to handle an
+``attempt`` that is a string; unknown claims are ignored, as RFC 7519 requires, so that a newer Dispatcher can add
+one without locking older verifiers out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-Text = Annotated[str, Meta(min_length=1, max_length=512)]
+ISSUER = "tracelake"
+AUDIENCE = "tracelake-task"
+JWKS_PATH = "/internal/jwks/task"
+"""Where the Dispatcher publishes the keys that tokens are verified with."""
+
+ClaimText = Annotated[str, Meta(min_length=1, max_length=512)]
+# Up to here, readers that use doubles for JSON numbers keep them exact.
 Seconds = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -35,12 +41,12 @@ class TokenPrefixes(Struct, frozen=True, kw_only=True):
 class TokenClaims(Struct, frozen=True, kw_only=True):
     """Times are whole seconds since the epoch and come from the state database's clock."""
 
-    iss: Text
-    aud: Text
-    sub: Text
+    iss: ClaimText
+    aud: ClaimText
+    sub: ClaimText
     iat: Seconds
     exp: Seconds
-    jti: Text
+    jti: ClaimText
     org_id: UUID
     task_id: UUID
     attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]

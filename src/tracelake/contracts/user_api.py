@@ -1,8 +1,7 @@
-"""The user surface's wire models: what people, the command line and CI ask for and get.
+"""The user surface's wire models: the requests of people, the command line and CI, and the answers.
 
-Lists are pages: ``next`` is what to send as ``after`` for the following one, and null at the end. Callers
-must not read anything into it. A query field that isn't given is unset and never null: in a query string
-``null`` is a name like any other.
+Lists are pages: ``next`` is the ``after`` of the following page, and null at the end. Callers must treat it as
+opaque. A query field that isn't given is unset and never null: in a query string ``null`` is a name like any other.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-Limit = Annotated[int, Meta(ge=1, le=1000)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+from tracelake.contracts.dispatcher_api import ShortText
+from tracelake.contracts.manifest import Block, ChainEdges
+
+PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 Sequence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 VersionNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TaskStatusName = Literal["Queued", "Running", "Completed", "Failed", "Canceled"]
@@ -33,7 +34,7 @@ class DeployedJob(Struct, frozen=True):
 
 
 class DeployedBuffer(Struct, frozen=True):
-    """A buffered dataset: ``schema_hash`` is what a publish may name to be sure of the schema."""
+    """A buffered dataset. A publish may give ``schema_hash`` to be refused if the schema has changed."""
 
     dataset: str
     dataset_uuid: UUID
@@ -73,7 +74,7 @@ class PlannedName(Struct, frozen=True):
 
 
 class PlanResponse(Struct, frozen=True):
-    """What a deploy of this file would do; ``text`` says the same for people."""
+    """The effect of deploying this file; ``text`` is the same plan for people."""
 
     dag: str
     changes_nothing: bool
@@ -83,8 +84,8 @@ class PlanResponse(Struct, frozen=True):
 
 
 class DagQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Limit = 100
-    after: Name | UnsetType = UNSET
+    limit: PageLimit = 100
+    after: ShortText | UnsetType = UNSET
 
 
 class JobSummary(Struct, frozen=True):
@@ -98,6 +99,7 @@ class JobSummary(Struct, frozen=True):
     paused: bool
     paused_by: str | None = None
     paused_at: datetime | None = None
+    pause_causes: list[str] = []
 
 
 class DagSummary(Struct, frozen=True):
@@ -113,12 +115,12 @@ class DagPage(Struct, frozen=True):
 
 
 class DagVersionQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Limit = 100
+    limit: PageLimit = 100
     after: VersionNumber | UnsetType = UNSET
 
 
 class DagVersionSummary(Struct, frozen=True):
-    """A file as it was deployed once; it never changes. One of a DAG's versions is active."""
+    """A file as it was deployed; it never changes. One of a DAG's versions is active."""
 
     version: int
     active: bool
@@ -142,16 +144,16 @@ class DagVersionDetail(DagVersionSummary, frozen=True, kw_only=True):
 
 
 class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    dag: Name | UnsetType = UNSET
-    job: Name | UnsetType = UNSET
+    dag: ShortText | UnsetType = UNSET
+    job: ShortText | UnsetType = UNSET
     status: TaskStatusName | UnsetType = UNSET
-    limit: Limit = 100
+    limit: PageLimit = 100
     after: Sequence | UnsetType = UNSET
 
 
 class TaskSummary(Struct, frozen=True):
-    """``start`` and ``end`` are the scope of a task that has one. ``progress`` is what its last attempt told of
-    itself, also when that has ended."""
+    """``start`` and ``end`` are the scope of a task that has one. ``progress`` was reported by its last attempt,
+    which may have ended."""
 
     task_id: UUID
     dag_name: str
@@ -190,7 +192,7 @@ class AttemptDetail(Struct, frozen=True):
 
 
 class InputDetail(Struct, frozen=True):
-    """An input as the last attempt read it; of a task that waits, as the next one would read it now."""
+    """An input as the last attempt read it; for a queued task, as the next attempt would read it now."""
 
     input_index: int
     dataset_uuid: UUID
@@ -207,7 +209,7 @@ class InputDetail(Struct, frozen=True):
 
 
 class OutputDetail(Struct, frozen=True):
-    """One of the job's outputs, and what this task committed to it (newest first, at most 100)."""
+    """One of the job's outputs, and the partitions that this task committed to it (newest first, at most 100)."""
 
     output_index: int
     name: str
@@ -261,8 +263,8 @@ class WaitingFor(Struct, frozen=True):
 
 
 class TaskDetail(TaskSummary, frozen=True, kw_only=True):
-    """Attempts, events and partitions newest first, at most 100 of each. ``state`` is what an attempt saved for
-    the next one."""
+    """Attempts, events and partitions newest first, at most 100 of each. ``state`` was saved by an attempt for the
+    next one."""
 
     waiting_for: WaitingFor | None
     attempts: list[AttemptDetail]
@@ -279,9 +281,9 @@ class TaskChanged(Struct, frozen=True):
 
 
 class DatasetQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    dag: Name | UnsetType = UNSET
-    job: Name | UnsetType = UNSET
-    limit: Limit = 100
+    dag: ShortText | UnsetType = UNSET
+    job: ShortText | UnsetType = UNSET
+    limit: PageLimit = 100
     after: UUID | UnsetType = UNSET
 
 
@@ -323,15 +325,15 @@ class DatasetVersion(Struct, frozen=True):
 
 
 class DatasetLag(Struct, frozen=True):
-    """How far a dataset is behind what it is made from: ``behind`` in blocks (in rows, if that is a buffered
-    dataset), null where nobody knows. ``seconds`` have passed since its last commit."""
+    """How far a dataset is behind its inputs: ``behind`` in blocks (in rows, if the input is a buffered dataset),
+    null if it isn't known. ``seconds`` have passed since its last commit."""
 
     behind: int | None
     seconds: float | None
 
 
 class DatasetColumn(Struct, frozen=True):
-    """``by`` says who fills it in: the ``producer``, or the ``platform``."""
+    """``by``: whether the ``producer`` or the ``platform`` fills the column in."""
 
     name: str
     type: str
@@ -339,7 +341,7 @@ class DatasetColumn(Struct, frozen=True):
 
 
 class DatasetSchema(Struct, frozen=True):
-    """What a buffered dataset was declared with, and the columns that the platform adds."""
+    """The declared columns of a buffered dataset, and those that the platform adds."""
 
     columns: list[DatasetColumn]
     unique: list[str]
@@ -347,7 +349,7 @@ class DatasetSchema(Struct, frozen=True):
 
 class DatasetDetail(DatasetSummary, frozen=True, kw_only=True):
     """``versions`` newest first, at most 100. ``hot_version`` holds the rows of a compacted dataset that are in
-    Postgres. Only a buffered dataset declares a ``schema``; what columns another has, a query tells."""
+    Postgres. Only a buffered dataset declares a ``schema``; a query shows the columns of any other."""
 
     versions: list[DatasetVersion] = []
     lag: DatasetLag | None = None
@@ -361,16 +363,37 @@ class DatasetPage(Struct, frozen=True):
 
 
 class PartitionQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Limit = 100
+    """Only partitions that hold a block from ``start`` to ``end``, if these are given. ``details`` lists their
+    files with sizes and hashes."""
+
+    limit: PageLimit = 100
     after: Annotated[str, Meta(pattern=r"\A[0-9]{1,19}-[0-9]{1,19}\Z")] | UnsetType = UNSET
+    start: Block | UnsetType = UNSET
+    end: Block | UnsetType = UNSET
+    details: bool = False
+
+
+class PartitionFile(Struct, frozen=True):
+    """A committed file as its manifest has it; null is what its writer didn't report."""
+
+    location: str
+    bytes: int
+    rows: int | None = None
+    content_hash: str | None = None
+    min_block: int | None = None
+    max_block: int | None = None
 
 
 class PartitionSummary(CommittedPartition, frozen=True, kw_only=True):
-    """``files`` are exactly what was committed: whoever reads data reads these, and never lists a folder."""
+    """``files`` are exactly the committed ones: readers must read these, and never list a folder. ``verified`` is
+    the level at which its blocks were proven, ``edges`` the hashes that join it to its neighbours."""
 
     task_id: UUID | None
     attempt: int | None
     files: list[str]
+    verified: str | None = None
+    edges: ChainEdges | None = None
+    details: list[PartitionFile] | None = None
 
 
 class PartitionPage(Struct, frozen=True):
@@ -389,7 +412,7 @@ class JobPaused(Struct, frozen=True):
 
 
 class OutboxQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Limit = 100
+    limit: PageLimit = 100
 
 
 class FailedDelivery(Struct, frozen=True):
@@ -408,8 +431,9 @@ class FailedDeliveries(Struct, frozen=True):
 
 
 class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Without ids, everything that was given up is tried again."""
+    """Without ids, all failed deliveries are tried again."""
 
+    # An empty list is refused: it could mean none, or all.
     outbox_ids: Annotated[list[Sequence], Meta(min_length=1, max_length=1000)] | None = None
 
 

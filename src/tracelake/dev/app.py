@@ -1,4 +1,8 @@
-"""``tracelake dev``: the whole stack on one machine, in the foreground, on one home."""
+"""``run_dev``: the whole stack on one machine, in the foreground, on one home.
+
+It takes the home's lock, chooses ports, starts the parts in stages under a ``Supervisor``, publishes the addresses
+in ``dev.json`` once all are ready, and removes that file again before it stops them.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,29 @@ from dataclasses import dataclass
 from os import environ, getpid
 from pathlib import Path
 
-from tracelake.dev import dispatcher_part, sink_part
-from tracelake.dev.addresses import Addresses, StackPorts
+from tracelake.dev import parts
+from tracelake.dev.addresses import Addresses, Ports, StackPorts, install_data, roles_kept
 from tracelake.dev.child_process import ChildProcess
-from tracelake.dev.data_roles import install_data, roles_kept
-from tracelake.dev.dispatcher_files import settle
-from tracelake.dev.dispatcher_part import dispatcher_spec
-from tracelake.dev.handle import DEV_FILE, DevHandle, remove_handle, write_handle
+from tracelake.dev.handle import DevHandle, remove_handle, settle, write_handle
 from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, STATE_DATABASE, Home
 from tracelake.dev.home_checks import check_space, take_over
-from tracelake.dev.part import Part
-from tracelake.dev.ports import Ports
-from tracelake.dev.postgres_part import PostgresPart, last_port
-from tracelake.dev.progress import Onlooker
-from tracelake.dev.query_part import QUERY_FILE, QueryPart, query_spec
-from tracelake.dev.sink_part import sink_spec
-from tracelake.dev.supervisor import Supervisor
-from tracelake.dev.worker_part import worker_name, worker_spec
+from tracelake.dev.parts import (
+    QUERY_FILE,
+    PostgresPart,
+    QueryPart,
+    dispatcher_spec,
+    last_port,
+    query_spec,
+    sink_spec,
+    worker_name,
+    worker_spec,
+)
+from tracelake.dev.supervisor import Part, ProgressListener, Supervisor
 from tracelake.domain.errors import Unavailable
-from tracelake.embedded_postgres import PortRelay
-from tracelake.stack_address import INTERNAL_PORT, USER_PORT
+from tracelake.domain.runtimes import ECS_SPARK
+from tracelake.embedded.postgres import PortRelay
+from tracelake.stack_connection import DEV_FILE, INTERNAL_PORT, USER_PORT
 from tracelake.store.installation import given_passwords, join_by_dsn
-
-SPARK = "ecs_spark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,15 @@ class DevOptions:
 
 
 def run_dev(
-    home: Home, options: DevOptions, *, onlooker: Onlooker, on_ready: Callable[[DevHandle], None]
+    home: Home, options: DevOptions, *, listener: ProgressListener, on_ready: Callable[[DevHandle], None]
 ) -> None:
-    """Serve until a signal asks for the end; every process that was started is gone on return."""
-    supervisor = Supervisor(onlooker)
+    """Serve until a signal ends it; on return, every process that was started has ended."""
+    supervisor = Supervisor(listener)
+    # Before any process is started: a signal during the start ends all of them in order.
     _stop_by_signal(supervisor)
     with home.locked(), Ports() as ports:
         check_space(home)
+        # Under the lock, and before anything in the home is changed.
         take_over(home)
         home.make_objects()
         _forget(home)
@@ -63,28 +69,29 @@ def run_dev(
             if supervisor.bring_up(stack.stages(), stack.needs()):
                 stack.publish(supervisor)
                 if stack.query.refused is not None:
-                    onlooker.say(f"without queries: {stack.query.refused}")
+                    listener.say(f"without queries: {stack.query.refused}")
                 on_ready(stack.handle(supervisor))
-                with roles_kept(home, stack.data_dsn):
+                with roles_kept(home, stack.data_owner_dsn):
                     supervisor.watch(lambda: stack.publish(supervisor))
-            onlooker.say("stopping")
+            listener.say("stopping")
         finally:
             _forget(home)
             supervisor.stop()
+            # A part that was still starting may have written its file since.
             _forget(home)
-        onlooker.say("stopped")
+        listener.say("stopped")
 
 
 def _stop_by_signal(supervisor: Supervisor) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.request_stop)
-    # Whoever started this with nohup wants it to outlive the terminal.
+    # Started with nohup, it is meant to outlive the terminal.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, supervisor.request_stop)
 
 
 def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
-    """What was asked for comes first: a port that was only chosen gives way."""
+    """Hold the requested ports first: one that is chosen here must not take their place."""
     chosen = {
         "user": options.user_port,
         "internal": options.internal_port,
@@ -105,14 +112,14 @@ def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
 
 
 def _forget(home: Home) -> None:
-    """Nobody finds a stack that isn't there; what a killed supervisor left is removed as well."""
+    """Remove the handle files, also of a killed supervisor, so that no client finds a stack that isn't running."""
     for name in (DEV_FILE, QUERY_FILE):
         remove_handle(home.folder / name)
     settle(home.folder)
 
 
 class _Stack:
-    """The parts by name. A further process is a ``ChildSpec``, an entry in ``stages`` and what it needs."""
+    """The parts by name. Another process takes a ``ChildSpec``, an entry in ``stages`` and one in ``needs``."""
 
     def __init__(
         self,
@@ -161,17 +168,18 @@ class _Stack:
         ]
 
     def needs(self) -> dict[str, frozenset[str]]:
-        """A Spark server takes longest, and its worker waits for the others itself: it starts at once. So would the
-        other workers, but they would ask for a Dispatcher that isn't there ever less often."""
-        after_dispatcher = frozenset({dispatcher_part.NAME, self._data.name})
-        others = [worker_name(runtime) for runtime in self._options.workers if runtime != SPARK]
+        """The parts that must be ready before each part. A Spark server takes longest to start and its worker
+        waits for the others itself, so it starts at once. The other workers start after the Dispatcher: their
+        backoff would make them notice it late."""
+        after_dispatcher = frozenset({parts.DISPATCHER, self._data.name})
+        others = [worker_name(runtime) for runtime in self._options.workers if runtime != ECS_SPARK]
         return {
-            dispatcher_part.NAME: frozenset({self._state.name}),
-            **dict.fromkeys([sink_part.NAME, *others], after_dispatcher),
+            parts.DISPATCHER: frozenset({self._state.name}),
+            **dict.fromkeys([parts.SINK, *others], after_dispatcher),
         }
 
     def _prepare_state(self, postgres: PostgresPart) -> None:
-        """The others were told the home's secrets: those must be the installation's."""
+        """Join the installation: the other parts were given the home's secrets, which must be the same."""
         if asyncio.run(join_by_dsn(postgres.dsn(STATE_DATABASE), self._home.copies, self._given)):
             raise self._secrets_restored("state")
 
@@ -188,7 +196,7 @@ class _Stack:
             f"restored from the {database} database: start again",
         )
 
-    def data_dsn(self) -> str:
+    def data_owner_dsn(self) -> str:
         return self._data.dsn(DATA_DATABASE)
 
     def _owned_databases(self) -> dict[str, str]:
@@ -206,7 +214,7 @@ class _Stack:
             worker_token=addresses.worker_token,
             user_token=addresses.user_token,
             state_dsn=self._state.port_dsn(STATE_DATABASE),
-            data_dsn=self._data.port_dsn(DATA_DATABASE),
+            data_owner_dsn=self._data.port_dsn(DATA_DATABASE),
             queue_dsn=addresses.dsns.queue,
             data_write_dsn=addresses.dsns.data_write,
             data_read_dsn=addresses.dsns.data_read,

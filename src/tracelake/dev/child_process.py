@@ -1,38 +1,36 @@
-"""A part that is a program of its own: started with a log, waited for until ready, ended by signal.
+"""``ChildProcess``: a part that is a program of its own, started with a log, awaited until ready, ended by signal.
 
-It runs in a session of its own, so Ctrl-C on the terminal and signals to the supervisor's process group
-reach the supervisor alone, which ends the parts in order. If the supervisor is killed, the kernel kills it.
+It runs in a session of its own, so Ctrl-C on the terminal and signals to the supervisor's process group reach the
+supervisor alone, which ends the parts in order. If the supervisor is killed, the kernel kills the child.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracelake.capped_log import CappedLog
-from tracelake.dev.log_tail import last_lines
 from tracelake.domain.errors import Unavailable
-from tracelake.held_port import HeldPort, handed_down
+from tracelake.kernel import parent_death_hook
+from tracelake.program_log import CappedLog
+from tracelake.serving.local_sockets import HeldPort, handed_down
 
-_PR_SET_PDEATHSIG = 1
 _POLL = 0.02
 _DRAIN_SECONDS = 1.0
 _ERROR_LINE = "error: "
+_TAIL_BYTES = 64 * 1024
+_LAST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """``argv`` and ``env``, the whole environment, are asked for at each start, and ``ready`` again and again, with
-    the pid, until it holds. A child says why it can't start in a line ``error: …``. It ``listens`` on ports
-    that the supervisor holds: while it is started again after a crash, connections wait.
+    """``argv`` and ``env``, the whole environment, are computed at each start; ``ready`` is polled with the pid
+    until it holds. A child that can't start prints a line ``error: …``. It ``listens`` on ports that the supervisor
+    holds: while it restarts after a crash, connections wait.
     """
 
     name: str
@@ -44,7 +42,7 @@ class ChildSpec:
     listens: Mapping[str, HeldPort] = field(default_factory=dict)
     start_timeout: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_timeout: float = 6.0
+    stop_timeout: float = 2.5
 
 
 class ChildProcess:
@@ -71,10 +69,10 @@ class ChildProcess:
         if code is None:
             return "ended"
         how = f"ended with {ending(code)}" if code >= 0 else f"was killed by {ending(code)}"
-        said = self._said() if code > 0 else None
-        return f"{how} ({said})" if said else how
+        error = self._last_error() if code > 0 else None
+        return f"{how} ({error})" if error else how
 
-    def last_words(self) -> tuple[str, ...]:
+    def log_tail(self) -> tuple[str, ...]:
         if self._log is not None:
             self._log.drained(_DRAIN_SECONDS)
         return last_lines(self._spec.log)
@@ -85,6 +83,7 @@ class ChildProcess:
         try:
             process = self._process = self._fork(log.write_fd)
         finally:
+            # With our copy of the pipe's end open, the log's reader would never see its end.
             log.handed_on()
         deadline = time.monotonic() + spec.start_timeout
         while process.poll() is None and not spec.ready(process.pid):
@@ -94,16 +93,17 @@ class ChildProcess:
                 self.stop()
                 raise self._failed(f"wasn't ready after {spec.start_timeout:g} s")
         if (code := process.poll()) is not None:
+            # Otherwise clients would wait at the held port for a part that isn't there.
             self._refuse_connections()
-            raise self._failed(self._said() or f"ended at its start ({ending(code)})")
+            raise self._failed(self._last_error() or f"ended at its start ({ending(code)})")
 
-    def _said(self) -> str | None:
-        """The last line in which the child said what is wrong."""
+    def _last_error(self) -> str | None:
+        """The last line ``error: …`` in the child's log."""
         if self._log is None:
             return None
         self._log.drained(_DRAIN_SECONDS)
-        said = reversed(self._log.said().splitlines())
-        return next((line[len(_ERROR_LINE) :] for line in said if line.startswith(_ERROR_LINE)), None)
+        lines = reversed(self._log.tail().splitlines())
+        return next((line[len(_ERROR_LINE) :] for line in lines if line.startswith(_ERROR_LINE)), None)
 
     def stop(self) -> None:
         try:
@@ -139,7 +139,8 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                # SIGKILL, since no process is left then that would wait for a graceful end.
+                preexec_fn=parent_death_hook(signal.SIGKILL),
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise self._failed(f"can't be executed: {error}") from None
@@ -149,26 +150,8 @@ class ChildProcess:
 
 
 def ending(code: int) -> str:
-    """A return code in words."""
+    """Describe a return code."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Runs between fork and exec, where a process with threads may do little: two system calls.
-
-    SIGKILL, since nothing is left then that would wait for a graceful end.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-    wish = (_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-
-    def in_child() -> None:
-        if prctl(*wish) != 0 or os.getppid() != parent:
-            os._exit(1)
-
-    return in_child
 
 
 def _open_log(path: Path) -> CappedLog:
@@ -177,3 +160,14 @@ def _open_log(path: Path) -> CappedLog:
         return CappedLog(path)
     except OSError as error:
         raise Unavailable("LogUnwritable", f"can't write the log {path}: {error.strerror}") from None
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    """The last lines of the log, read from its end, since it may be large; none without a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(line for line in lines if line.strip())[-_LAST_LINES:]

@@ -1,26 +1,26 @@
-"""A home: the folder in which one installation on one machine keeps everything it has.
+"""A home: the folder in which an installation stores everything that it has on one machine.
 
 home/
   postgres/state, postgres/data   embedded clusters
   keys/                           signing keys of task tokens
-  installation.json               which installation this home belongs to (tokens/home_copies.py)
+  installation.json               the installation that this home belongs to (tokens/home_copies.py)
   secrets.json                    the first user's token and the queue's password, 0600
   data_secrets.json               the passwords of the data database's roles that write, 0600
-  reading_secrets.json            the password of the one that reads, 0600
+  reading_secrets.json            the password of the role that reads, 0600
   query_secrets.json              the passwords of the Query Service's roles in the state database, 0600
   worker_tokens                   one token per line, read again when it changes
   objects/                        Parquet and artifacts
   logs/                           one file per process; tasks/ has one per attempt
-  work/                           what workers need while they run
-  VERSION                         the newest program that ran a stack here
+  work/                           folders of running workers
+  VERSION                         the newest program that ran a stack here (dev/home_checks.py)
   lock                            held by the stack that runs here, with its process id
-  dev.json, dispatcher.json       how to reach what runs here, while it does
-  dispatchers/                    the same of each Dispatcher that runs here, and who is alive
+  dev.json, dispatcher.json       addresses of the running stack (dev/handle.py)
+  dispatchers/                    the same of each running Dispatcher
   query.json                      the same of the Query Service
-  sink.pid, worker-*.pid          the processes that take work here, while they do
+  sink.pid, worker-*.pid          ids of the processes that take work here
 
-It is for its owner alone, mode 0700, and closed if it was open before. One that belongs to somebody else is
-refused, also by root.
+Only its owner may enter it: it has mode 0700, and an open one is closed. A home of another user is refused, also by
+root.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from typing import TypeVar
 import msgspec
 
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.durable_files import create_private, replace_private
 from tracelake.tokens.home_copies import WORKER_TOKENS_FILE, HomeCopies, HomeSecrets, QuerySecrets
-from tracelake.tokens.private_files import create_private, read_private
-from tracelake.tokens.user_tokens import new_token
-from tracelake.tokens.worker_tokens import create_token_file
+from tracelake.tokens.opaque_tokens import create_token_file, new_user_token
+from tracelake.tokens.private_files import read_private
 
-# Closing one of these would lock the machine's other users and programs out of their own things.
-_EVERYBODYS = frozenset(
+# Shared folders: closing one would lock other users and programs out of their files.
+_SHARED_FOLDERS = frozenset(
     (
         *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64"),
         *("/media", "/mnt", "/opt", "/proc", "/run", "/sbin", "/srv", "/sys"),
@@ -51,13 +51,9 @@ _EVERYBODYS = frozenset(
         *("/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp"),
     )
 )
-
 STATE_DATABASE = "tracelake_state"
 QUEUE_DATABASE = "tracelake_queue"
 DATA_DATABASE = "tracelake_data"
-QUEUE_ROLE = "tracelake_queue"
-"""What workers log in to the queue's database as; it may do nothing else."""
-
 _DATA_SECRETS = "data_secrets.json"
 _READING_SECRETS = "reading_secrets.json"
 
@@ -70,7 +66,7 @@ class DataSecrets(msgspec.Struct, frozen=True):
 
 
 class ReadingSecrets(msgspec.Struct, frozen=True):
-    """A file of its own: homes that are older than the role get one too."""
+    """In a file of its own, since homes that are older than the role get one too."""
 
     reader_password: str
 
@@ -82,7 +78,7 @@ Secrets = TypeVar("Secrets", HomeSecrets, DataSecrets, ReadingSecrets, QuerySecr
 
 
 class Home:
-    """Made on first use; an existing folder will do, whatever its mode."""
+    """Created on first use; an existing folder is closed to others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_home(folder)
@@ -113,8 +109,9 @@ class Home:
         return self.folder / "work"
 
     def make_objects(self) -> None:
-        """Before anybody is started who reads there: operators don't run as those who could make it. They are shown
-        what is in it, so its own mode lets them in; the home's keeps everybody else out."""
+        """Create the folder of objects before any process that reads there: operators run under accounts that
+        couldn't create it. Parts of it are mounted for them, so its own mode lets them in; the home's mode keeps
+        others out."""
         with _writing(self.objects):
             self.objects.mkdir(mode=0o755, exist_ok=True)
 
@@ -129,7 +126,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One stack at a time; the kernel frees the lock of one that was killed."""
+        """Hold the home's lock: one stack at a time. The kernel frees the lock of a killed one."""
         try:
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -142,24 +139,23 @@ class Home:
                     "HomeInUse",
                     f"a stack runs on {self.folder} already{_holder(lock)}; choose another with --home",
                 ) from None
+            # Only the holder signs: the id of a refused stack would mislead the next one.
             _sign(lock)
             yield
         finally:
             os.close(lock)
 
     def write(self, path: Path, content: bytes, *, replace: bool = True) -> None:
-        """Whole or not at all, for the owner alone; one that is there stays without ``replace``."""
+        """Write a file atomically, for the owner alone; without ``replace``, an existing one stays."""
         with _writing(path):
             if replace:
-                new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-                create_private(new, content)
-                new.replace(path)
+                replace_private(path, content)
             elif not path.exists():
                 create_private(path, content)
 
     def secrets(self) -> HomeSecrets:
-        """Made at first start, the same ever after."""
-        return self._kept("secrets.json", lambda: HomeSecrets(new_token()[0], secrets.token_urlsafe(24)))
+        """Generated at the first start, and the same from then on."""
+        return self._kept("secrets.json", lambda: HomeSecrets(new_user_token()[0], secrets.token_urlsafe(24)))
 
     def data_secrets(self) -> DataSecrets:
         return self._kept(_DATA_SECRETS, lambda: DataSecrets(secrets.token_urlsafe(24)))
@@ -168,7 +164,7 @@ class Home:
         return self._kept(_READING_SECRETS, lambda: ReadingSecrets(secrets.token_urlsafe(24)))
 
     def keep_data_secrets(self, writer_password: str, reader_password: str) -> None:
-        """The data database's own: a copy that differs follows it."""
+        """Replace the home's copies of the passwords where they differ from the data database's."""
         for name, mine, theirs in (
             (_DATA_SECRETS, self.data_secrets(), DataSecrets(writer_password)),
             (_READING_SECRETS, self.reading_secrets(), ReadingSecrets(reader_password)),
@@ -177,7 +173,7 @@ class Home:
                 self.write(self.folder / name, msgspec.json.encode(theirs))
 
     def forget_data_secrets(self) -> None:
-        """New ones are made when they are asked for."""
+        """Delete the passwords; new ones are generated on demand."""
         for name in (_DATA_SECRETS, _READING_SECRETS):
             with _writing(self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
@@ -190,6 +186,7 @@ class Home:
         path = self.folder / name
         made = make()
         self.write(path, msgspec.json.encode(made), replace=False)
+        # Another process may have been first: its secrets count, so the file is read in any case.
         try:
             return msgspec.json.decode(read_private(path), type=type(made))
         except msgspec.DecodeError as error:
@@ -197,7 +194,7 @@ class Home:
 
 
 def make_home(folder: Path) -> Path:
-    """The folder, there and for its owner alone."""
+    """Create the folder if it is missing, and close it to everyone but its owner."""
     home = folder.absolute()
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,7 +212,7 @@ def make_home(folder: Path) -> Path:
     if found.st_uid != os.geteuid():
         raise Unavailable(
             "HomeForeign",
-            f"the home {home} belongs to uid {found.st_uid}, who could read and replace what is kept in it,"
+            f"the home {home} belongs to uid {found.st_uid}, who could read and replace its files,"
             f" and this is uid {os.geteuid()}: run as its owner, or choose a folder of your own with --home",
         )
     if found.st_mode & 0o077:
@@ -224,9 +221,10 @@ def make_home(folder: Path) -> Path:
 
 
 def _close(home: Path, found: os.stat_result) -> None:
-    """Others could read what is kept in it, or put something of theirs in its place."""
+    """Others could read the home's files, or replace them."""
     mode = f"{stat.S_IMODE(found.st_mode):o}"
-    if found.st_mode & stat.S_ISVTX or str(home.resolve()) in _EVERYBODYS or _is_login_folder(home):
+    # A folder with the sticky bit is shared on purpose, as /tmp is.
+    if found.st_mode & stat.S_ISVTX or str(home.resolve()) in _SHARED_FOLDERS or _is_login_folder(home):
         raise Unavailable(
             "HomeShared",
             f"{home} (mode {mode}) is used by others, and a home is for its owner alone: "
@@ -243,6 +241,7 @@ def _close(home: Path, found: os.stat_result) -> None:
 
 
 def _is_login_folder(folder: Path) -> bool:
+    # Path.home() raises RuntimeError for a user without a login folder.
     with suppress(RuntimeError, OSError):
         return folder.samefile(Path.home())
     return False
@@ -250,7 +249,7 @@ def _is_login_folder(folder: Path) -> bool:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk says neither what was written nor what to do."""
+    """Turn an ``OSError`` into one that names the file and a remedy."""
     try:
         yield
     except OSError as error:
@@ -260,7 +259,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _sign(lock: int) -> None:
-    """For whoever finds the home in use; that it is doesn't depend on it."""
+    """Write our process id into the lock file, for the error of a second stack; the lock doesn't depend on it."""
     with suppress(OSError):
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -268,6 +267,6 @@ def _sign(lock: int) -> None:
 
 def _holder(lock: int) -> str:
     with suppress(OSError):
-        if (said := os.pread(lock, 20, 0).strip()).isdigit():
-            return f" (process {said.decode()})"
+        if (pid := os.pread(lock, 20, 0).strip()).isdigit():
+            return f" (process {pid.decode()})"
     return ""

@@ -1,9 +1,9 @@
-"""One call to an invoker, and what is certain afterwards.
+"""The HTTP call that passes an attempt to an invoker, and what is certain after it.
 
-An attempt is handed over at most once, so what matters is whether the invoker may have taken it. It can't have
-before it has the whole request, so the head goes first (``Expect: 100-continue``) and the rest only when the
-invoker asks for it: until then, whatever breaks, the attempt was not delivered. Connections aren't reused: on one
-that the other side was about to close, a call that was never read would look like one whose answer got lost.
+An attempt is passed on at most once, so the question is whether the invoker may have taken it. It can't have before
+it has the whole request, so the head goes first (``Expect: 100-continue``) and the body only when the invoker asks
+for it: until then the attempt was not delivered, no matter what breaks. Connections aren't reused: on one that the
+other side was about to close, a call that was never read would look like one whose answer got lost.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from urllib.parse import urlsplit
 import h11
 import msgspec
 
-from tracelake import private_socket
 from tracelake.contracts.bundles import INVOKE_PATH, Invocation, function_of
-from tracelake.domain.errors import TracelakeError
+from tracelake.contracts.headers import INVOCATION_TYPE_EVENT, INVOCATION_TYPE_HEADER, WORKER_HEADER
+from tracelake.domain.errors import OverQuota, TracelakeError, Unauthenticated, Unavailable
+from tracelake.serving import local_sockets
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 20.0
 UNASKED_SECONDS = 1.0
-"""After this an invoker at a URL, which may be anybody's, gets the rest without having asked for it."""
+"""Time to wait for ``100 Continue`` from an invoker at a URL: not every HTTP server sends it."""
 _DETAIL = 300
 _MAX_ANSWER = 64 * 1024
 _encode = msgspec.json.Encoder(uuid_format="canonical").encode
 
 
-class Handed(StrEnum):
-    """``ACCEPTED``: the invoker has it. ``FULL``: no slot right now. ``AWAY``: it was not taken, and the next one
-    wouldn't be. ``REJECTED``: this one was not taken. ``UNKNOWN``: it may have been."""
+class InvokeOutcome(StrEnum):
+    """``ACCEPTED``: the invoker has the attempt. ``FULL``: it has no slot right now. ``AWAY``: it didn't take this
+    attempt, and wouldn't take the next. ``REJECTED``: it refused this one. ``UNKNOWN``: it may have taken it."""
 
     ACCEPTED = "accepted"
     FULL = "full"
@@ -43,8 +44,8 @@ class Handed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
-    outcome: Handed
+class InvokeResult:
+    outcome: InvokeOutcome
     detail: str = ""
 
 
@@ -55,8 +56,8 @@ class _Answer:
 
 
 class InvokerClient:
-    """``tokens`` are the valid worker tokens, the preferred one first: while they are being rotated, an invoker
-    may know another one than we would show."""
+    """``tokens`` are the valid worker tokens, the preferred one first: during a rotation an invoker may know
+    another one than the preferred."""
 
     def __init__(
         self, tokens: Callable[[], Sequence[str]], *, answer_seconds: float = ANSWER_SECONDS
@@ -64,32 +65,43 @@ class InvokerClient:
         self._tokens = tokens
         self._seconds = answer_seconds
 
-    async def invoke(self, url: str, invocation: Invocation) -> HandOver:
+    async def invoke(self, url: str, invocation: Invocation) -> InvokeResult:
         target = INVOKE_PATH.format(function=function_of(invocation))
         body = _encode(invocation)
         try:
             tokens = self._tokens()
         except (OSError, TracelakeError) as error:
-            return HandOver(Handed.AWAY, f"no worker token can be read to show to {url}: {error}")
+            return InvokeResult(InvokeOutcome.AWAY, f"cannot read a worker token for {url}: {error}")
         for token in tokens:
             call = _Call(url, target, token, body)
             try:
                 answer = await call.make(self._seconds)
             except asyncio.CancelledError:
+                # The caller counts a cancelled call as unknown. This
+                # one certainly wasn't taken, and costs no attempt.
                 if call.delivered:
                     raise
-                return HandOver(Handed.AWAY, "the Dispatcher was stopped before the invoker asked for it")
+                return InvokeResult(
+                    InvokeOutcome.AWAY, "the Dispatcher was stopped before the invoker asked for it"
+                )
             except (OSError, TimeoutError, ValueError, h11.ProtocolError, EOFError) as error:
                 if call.delivered:
-                    return HandOver(Handed.UNKNOWN, f"the invoker at {url} didn't answer: {_said(error)}")
-                return HandOver(Handed.AWAY, f"the invoker at {url} can't be reached: {_said(error)}")
-            if answer.status != 401:
+                    return InvokeResult(
+                        InvokeOutcome.UNKNOWN, f"the invoker at {url} didn't answer: {_text(error)}"
+                    )
+                return InvokeResult(
+                    InvokeOutcome.AWAY, f"the invoker at {url} can't be reached: {_text(error)}"
+                )
+            # A 401 is a refusal: the attempt wasn't taken, so trying the next token is no second delivery.
+            if answer.status != Unauthenticated.status:
                 return _read(url, answer)
-        return HandOver(Handed.AWAY, f"the invoker at {url} takes none of this Dispatcher's worker tokens")
+        return InvokeResult(
+            InvokeOutcome.AWAY, f"the invoker at {url} rejects all worker tokens of this Dispatcher"
+        )
 
 
 class _Call:
-    """``delivered`` is set before the first byte is sent that could make the request whole."""
+    """One request. ``delivered`` is set before the first byte is sent that could complete it."""
 
     def __init__(self, url: str, target: str, token: str, body: bytes) -> None:
         self.delivered = False
@@ -101,8 +113,8 @@ class _Call:
             target=urlsplit(url).path.rstrip("/") + target if not _is_private(url) else target,
             headers=[
                 ("Host", "invoker" if _is_private(url) else urlsplit(url).netloc),
-                ("X-Trace-Worker-Token", token),
-                ("X-Amz-Invocation-Type", "Event"),
+                (WORKER_HEADER, token),
+                (INVOCATION_TYPE_HEADER, INVOCATION_TYPE_EVENT),
                 ("Content-Type", "application/json"),
                 ("Content-Length", str(len(body))),
                 ("Expect", "100-continue"),
@@ -119,33 +131,38 @@ class _Call:
                 early = await self._until_asked(reader)
                 if early is not None:
                     return await self._rest(reader, early)
+                # Before the write: a write that fails may still have reached the invoker.
                 self.delivered = True
                 writer.write(self._http.send(h11.Data(data=self._body)) or b"")
                 writer.write(self._http.send(h11.EndOfMessage()) or b"")
                 # An invoker that has answered needn't have read all of it.
                 with suppress(ConnectionError):
                     await writer.drain()
+                # A server may still send the 100 Continue that we gave up waiting for.
                 while not isinstance(event := await self._next(reader), h11.Response):
                     pass
                 return await self._rest(reader, event)
         finally:
+            # A close would first flush a body that the invoker may never read.
             writer.transport.abort()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if _is_private(self._url):
-            return await private_socket.connect(self._url)
+            return await local_sockets.connect_privately(self._url)
         parts = urlsplit(self._url)
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         return await asyncio.open_connection(parts.hostname or "", port, ssl=secure or None)
 
     async def _until_asked(self, reader: asyncio.StreamReader) -> h11.Response | None:
-        """None when the rest is to be sent; an answer when it needn't be."""
+        """None when the body is to be sent; an answer when the invoker doesn't want it."""
         patience = None if _is_private(self._url) else UNASKED_SECONDS
         try:
             async with asyncio.timeout(patience):
                 event = await self._next(reader)
         except TimeoutError:
+            # An invoker on our own socket always asks. Until it
+            # does it has no body, and can't have the attempt.
             if patience is None:
                 raise
             return None
@@ -162,7 +179,7 @@ class _Call:
                 raise EOFError("the connection was closed")
 
     async def _rest(self, reader: asyncio.StreamReader, answer: h11.Response) -> _Answer:
-        """The text only explains the status, which is what counts."""
+        """Only the status counts; the text explains it, so a broken rest is ignored."""
         text = b""
         with suppress(OSError, TimeoutError, h11.ProtocolError):
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -178,23 +195,24 @@ class _Call:
 
 
 def _is_private(url: str) -> bool:
-    return url.startswith(private_socket.SCHEME)
+    return url.startswith(local_sockets.SCHEME)
 
 
-def _read(url: str, answer: _Answer) -> HandOver:
-    said = f"the invoker at {url} answered {answer.status}: {answer.text[:_DETAIL]}"
+def _read(url: str, answer: _Answer) -> InvokeResult:
+    detail = f"the invoker at {url} answered {answer.status}: {answer.text[:_DETAIL]}"
     match answer.status:
         case 200 | 202:
-            return HandOver(Handed.ACCEPTED)
-        case 429:
-            return HandOver(Handed.FULL, said)
-        case 503:
-            return HandOver(Handed.AWAY, said)
+            return InvokeResult(InvokeOutcome.ACCEPTED)
+        case OverQuota.status:
+            return InvokeResult(InvokeOutcome.FULL, detail)
+        case Unavailable.status:
+            return InvokeResult(InvokeOutcome.AWAY, detail)
         case status if 400 <= status < 500:
-            return HandOver(Handed.REJECTED, said)
+            return InvokeResult(InvokeOutcome.REJECTED, detail)
+        # A 500, or a proxy's 502, doesn't say whether the invoker has the attempt.
         case _:
-            return HandOver(Handed.UNKNOWN, said)
+            return InvokeResult(InvokeOutcome.UNKNOWN, detail)
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error)[:_DETAIL] or type(error).__name__

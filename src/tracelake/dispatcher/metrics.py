@@ -1,14 +1,25 @@
-"""What the Dispatcher counts. Steps count after their commit; gauges are refreshed by a loop."""
+"""The Dispatcher's metrics: counters and latencies of steps, and gauges of the state database.
+
+Steps count after their commit. A loop refreshes the gauges, so that a scrape costs the database nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.postgres import sqlfiles
+from tracelake.queue.base import Queue, QueueDepth
+from tracelake.store import outbox
+from tracelake.store.db import Database, DeployLock, Transaction
+
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+SQL = sqlfiles.load("tracelake.store.sql", "metrics.sql")
+_EMPTY = QueueDepth(0, 0, 0, 0, 0.0)
 
 
 class StepMetrics:
@@ -45,7 +56,7 @@ class StepMetrics:
 
 
 class StateGauges:
-    """How much waits and runs right now."""
+    """Numbers of waiting and running things, as of the last pass of the loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -62,3 +73,43 @@ class StateGauges:
         self.queue_age = gauge("queue_oldest_seconds", "Age of the oldest message.", "queue")
         self.queue_dead = gauge("queue_dead", "Dead letters.", "queue")
         self.dead_letters = gauge("buffer_dead_letters", "Messages that a sink gave up.", "dataset")
+
+
+async def observe_state(db: Database, queue: Queue, runtimes: RuntimeRegistry, gauges: StateGauges) -> None:
+    """Refresh the gauges once."""
+
+    async def work(tx: Transaction) -> None:
+        # Label sets that have gone would keep their last value forever.
+        gauges.queued.clear()
+        gauges.queued_age.clear()
+        for row in await tx.fetch(SQL.queued):
+            labels = (row["runtime"], row["dag_name"], row["name"])
+            gauges.queued.labels(*labels).set(row["waiting"])
+            gauges.queued_age.labels(*labels).set(row["oldest_seconds"])
+        gauges.in_flight.clear()
+        for row in await tx.fetch(SQL.in_flight):
+            gauges.in_flight.labels(row["operator"]).set(row["running"])
+        gauges.dead_letters.clear()
+        for row in await tx.fetch(SQL.dead_letters):
+            gauges.dead_letters.labels(row["dataset"]).set(row["kept"])
+        lag = await outbox.lag(tx)
+        gauges.outbox_due.set(lag.due)
+        gauges.outbox_lag.set(lag.oldest_seconds)
+        for row in await tx.fetch(SQL.given_up):
+            gauges.outbox_given_up.set(row["given_up"])
+
+    await db.run(work, lock=DeployLock.NONE)
+    await _observe_queues(queue, runtimes.queues(), gauges)
+
+
+async def _observe_queues(queue: Queue, names: Iterable[str], gauges: StateGauges) -> None:
+    depths = await queue.depths()
+    # A buffer's queue is only known while it holds something.
+    for each in (gauges.queue_visible, gauges.queue_in_flight, gauges.queue_age, gauges.queue_dead):
+        each.clear()
+    for name in {*names, *depths}:
+        depth = depths.get(name, _EMPTY)
+        gauges.queue_visible.labels(name).set(depth.visible)
+        gauges.queue_in_flight.labels(name).set(depth.in_flight)
+        gauges.queue_age.labels(name).set(depth.oldest_age_seconds or 0.0)
+        gauges.queue_dead.labels(name).set(depth.dead)

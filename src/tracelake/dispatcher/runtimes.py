@@ -1,4 +1,4 @@
-"""The runtime registry: how each runtime's name is executed. Configured; an unknown name is a deploy error."""
+"""The runtime registry: how the tasks of each runtime are executed. An unknown runtime is a deploy error."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracelake.contracts.buffers import SINK_QUEUE, SINK_RUNTIME
-from tracelake.domain.dag.installation import RuntimeTraits
+from tracelake.contracts.buffers import SINK_QUEUE
+from tracelake.domain import runtimes
+from tracelake.domain.runtimes import RuntimeTraits
 from tracelake.store.tasks import TaskRow
 
 
 class Execution(StrEnum):
-    """``in_process`` runs platform operators inside the Dispatcher; ``queue`` wakes workers up; ``invoke`` hands
+    """``in_process`` runs platform operators inside the Dispatcher; ``queue`` wakes workers up; ``invoke`` passes
     leased tasks to invokers, which run functions."""
 
     IN_PROCESS = "in_process"
@@ -20,45 +21,42 @@ class Execution(StrEnum):
     QUEUE = "queue"
 
 
+_WORKER = RuntimeTraits()
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     name: str
-    execution: Execution
     queue: str
-    untrusted_ok: bool = False
+    traits: RuntimeTraits = _WORKER
     platform: bool = False
-    """For the platform's own jobs; no DAG names it."""
+    """For the platform's own jobs; a DAG can't name it."""
 
     @property
-    def traits(self) -> RuntimeTraits:
-        return RuntimeTraits(
-            self.untrusted_ok,
-            in_process=self.execution is Execution.IN_PROCESS,
-            invoked=self.execution is Execution.INVOKE,
-        )
+    def execution(self) -> Execution:
+        if self.traits.in_process:
+            return Execution.IN_PROCESS
+        return Execution.INVOKE if self.traits.invoked else Execution.QUEUE
 
 
-LAMBDA = "lambda"
 INVOKE_MARGIN_SECONDS = 60.0
-"""How much longer than its timeout a function's lease is: time to hand it over, and for its last report."""
+"""Time that a function's lease lasts beyond its timeout: to find an invoker, and for the last report."""
 
 BUILT_IN = (
-    Runtime("dispatcher", Execution.IN_PROCESS, "dispatcher"),
-    Runtime(LAMBDA, Execution.INVOKE, LAMBDA, untrusted_ok=True),
-    Runtime("ecs_python", Execution.QUEUE, "ecs_python"),
-    Runtime("ecs_spark", Execution.QUEUE, "ecs_spark"),
-    Runtime(SINK_RUNTIME, Execution.QUEUE, SINK_QUEUE, platform=True),
+    *(Runtime(name, name, traits) for name, traits in runtimes.BUILT_IN.items()),
+    Runtime(runtimes.SINK, SINK_QUEUE, platform=True),
 )
 
 
 class RuntimeRegistry:
-    """The built-in runtimes and whatever else an installation registers, each with its queue."""
+    """The built-in runtimes and those that an installation registers, each with its queue."""
 
     def __init__(self, extra: Mapping[str, str] | None = None) -> None:
-        runtimes = {runtime.name: runtime for runtime in BUILT_IN}
+        self._runtimes = {runtime.name: runtime for runtime in BUILT_IN}
         for name, queue in (extra or {}).items():
-            runtimes.setdefault(name, Runtime(name, Execution.QUEUE, queue))
-        self._runtimes = runtimes
+            # A setting can't redefine a built-in runtime: that `lambda`
+            # may run untrusted code depends on how it executes.
+            self._runtimes.setdefault(name, Runtime(name, queue))
 
     def __getitem__(self, name: str) -> Runtime:
         return self._runtimes[name]
@@ -67,7 +65,7 @@ class RuntimeRegistry:
         return self._runtimes.get(name)
 
     def traits(self) -> dict[str, RuntimeTraits]:
-        """What a DAG may name."""
+        """The runtimes that a DAG may name."""
         return {name: runtime.traits for name, runtime in self._runtimes.items() if not runtime.platform}
 
     def lease_seconds(self, task: TaskRow) -> float:

@@ -2,7 +2,7 @@
 
 How often its loops run is for operators to tune by the environment, ``TRACELAKE_`` and the setting's name:
 ``TRACELAKE_REAP_SECONDS=1``. Short ones notice dead workers and lost wake-ups sooner and cost the database
-a query each time; the defaults suit leases of minutes. So is what one attempt may emit
+a query each time; the defaults suit leases of minutes. Limits on what one attempt may emit are set the same way
 (``TRACELAKE_TASK_EVENTS``, ``TRACELAKE_TASK_RECORDS``, ``TRACELAKE_TASK_BYTES``).
 """
 
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
-from tracelake.environment_settings import numbers_set
-from tracelake.secret import Secret
-from tracelake.stack_address import INTERNAL_PORT, USER_PORT
+from tracelake.settings import Secret, numbers_set
+from tracelake.stack_connection import INTERNAL_PORT, USER_PORT
 from tracelake.tokens.home_copies import HomeCopies
 
 _SECONDS = (0.01, 86_400.0)
@@ -36,16 +34,16 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherSettings:
-    """``home`` has this machine's copies of what all replicas share, and ``given`` the passwords of shared logins
-    that the environment names (``store/installation.py``). Port 0 picks a free one. ``invoker_url`` is an invoker
-    of functions that doesn't register itself, ``query_url`` the Query Service that the user port passes queries on
-    to. ``task_events``, ``task_records`` and ``task_bytes`` are how many events, and records for buffered datasets,
-    one attempt may emit."""
+    """``home`` has this machine's copies of the secrets that all replicas share, and ``given`` the passwords of
+    shared logins that the environment names (``store/installation.py``). Port 0 picks a free one. ``invoker_url``
+    is an invoker of functions that doesn't register itself, ``query_url`` the Query Service that the user port
+    passes queries on to. ``objects`` is the address of the object store. ``task_events``, ``task_records`` and
+    ``task_bytes`` are how many events, and records for buffered datasets, one attempt may emit."""
 
     state_dsn: Secret
     queue_dsn: Secret
     home: HomeCopies
-    object_root: Path
+    objects: str
     given: Mapping[str, str] = field(default_factory=dict, repr=False)
     host: str = "127.0.0.1"
     user_port: int = USER_PORT
@@ -68,5 +66,5 @@ class DispatcherSettings:
 
 
 def tuned(settings: DispatcherSettings, environment: Mapping[str, str]) -> DispatcherSettings:
-    """The settings with what the environment sets: loop intervals, and what one attempt may emit."""
+    """The settings with those that the environment sets: loop intervals, and limits on what an attempt emits."""
     return replace(settings, **numbers_set(settings, _BOUNDS, environment, "TRACELAKE"))

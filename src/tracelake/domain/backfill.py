@@ -1,6 +1,7 @@
-"""How a range of blocks reaches a job: from a manual source, through what only cuts ranges, to what stores them.
+"""The route of a backfill: from a manual source, through jobs that only cut ranges, to the job that stores them.
 
-Pure: given the active jobs and who triggers whom, where a backfill of a job begins, and on which grid it is cut.
+Pure: from the active jobs and the edges between them it decides where a backfill of a job begins, and on which grid
+it is cut.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from uuid import UUID
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind
 from tracelake.domain.errors import Invalid
+from tracelake.domain.operators.in_process import RANGE_SPLITTER
 
-SPLITTER = "range_splitter"
 DEFAULT_CHUNK = 1000
+#: About the number of events of a backfill in an order that the splitter doesn't give.
 MAX_SLICES = 200
-"""A backfill in an order that the splitter doesn't give is asked for in about so many events."""
 
 
 @dataclass(frozen=True)
 class JobNode:
-    """``stores``: it has an output with data behind it."""
+    """``stores``: it has an output with stored rows."""
 
     job_id: UUID
     dag: str
@@ -41,8 +42,8 @@ class JobNode:
 
 
 @dataclass(frozen=True)
-class Route:
-    """``between`` stands between source and target; ``also`` is what else runs on what the source says."""
+class BackfillRoute:
+    """``between``: jobs between source and target; ``also``: other jobs that the source's events trigger."""
 
     source: JobNode
     between: tuple[JobNode, ...]
@@ -51,8 +52,8 @@ class Route:
 
     @property
     def splitter(self) -> JobNode | None:
-        """The one that cuts finest."""
-        found = [job for job in self.between if job.operator == SPLITTER]
+        """The splitter with the smallest chunks."""
+        found = [job for job in self.between if job.operator == RANGE_SPLITTER.name]
         return min(found, key=_chunk_size, default=None)
 
     @property
@@ -60,7 +61,7 @@ class Route:
         return _chunk_size(self.splitter) if self.splitter is not None else None
 
     def chunk(self, wanted: int | None) -> int:
-        """Blocks per task. The splitter cuts on its own grid whatever it is given, so only finer is possible."""
+        """Blocks per task. The splitter always cuts on its own grid, so only smaller chunks are possible."""
         if self.splitter is None or self.grid is None:
             return wanted or DEFAULT_CHUNK
         if wanted is None:
@@ -68,13 +69,15 @@ class Route:
         if self.grid % wanted:
             raise Invalid(
                 "ChunkOffGrid",
-                f"chunks of {wanted:,} blocks don't lie on the grid of {self.splitter.label}, which cuts at every "
-                f"{self.grid:,}: take a number that divides {self.grid:,}, or change chunk_size in the DAG",
+                f"chunks of {wanted:,} blocks don't fit the grid of {self.splitter.label}, which cuts at every "
+                f"{self.grid:,}: use a number that divides {self.grid:,}, or change chunk_size in the DAG",
             )
         return wanted
 
 
-def find_route(jobs: Mapping[UUID, JobNode], edges: Iterable[tuple[UUID, UUID]], named: UUID) -> Route:
+def find_route(
+    jobs: Mapping[UUID, JobNode], edges: Iterable[tuple[UUID, UUID]], named: UUID
+) -> BackfillRoute:
     """``edges`` are pairs of producer and the consumer that it triggers."""
     before: dict[UUID, list[UUID]] = {}
     behind: dict[UUID, list[UUID]] = {}
@@ -84,7 +87,7 @@ def find_route(jobs: Mapping[UUID, JobNode], edges: Iterable[tuple[UUID, UUID]],
     target = _target(jobs, behind, jobs[named])
     if target.strategy is not ExecutionStrategy.PER_PARTITION:
         raise Invalid(
-            "NoBackfill", f"{target.label} doesn't run PerPartition: no block range can be asked of it"
+            "NoBackfill", f"{target.label} doesn't run PerPartition, so it can't be run for a block range"
         )
     sources, between, stored = _upstream(jobs, before, target)
     if len(sources) > 1:
@@ -92,53 +95,54 @@ def find_route(jobs: Mapping[UUID, JobNode], edges: Iterable[tuple[UUID, UUID]],
         raise Invalid("SeveralSources", f"{target.label} is fed by several manual sources: {names}")
     if not sources:
         raise Invalid("NoManualSource", _no_source(target, stored))
+    # The target stands apart in the route; ``also`` is only what comes along.
     fed = {job.job_id for job in _fed(jobs, behind, sources[0])} - {target.job_id}
     also = tuple(jobs[job_id] for job_id in sorted(fed, key=lambda each: jobs[each].label))
-    return Route(sources[0], tuple(between), target, also)
+    return BackfillRoute(sources[0], tuple(between), target, also)
 
 
 def slices(
-    missing: BlockRange, route: Route, chunk: int, *, newest_first: bool, chunks: int
+    missing: BlockRange, route: BackfillRoute, chunk: int, *, newest_first: bool, chunks: int
 ) -> Iterator[BlockRange]:
-    """A missing range as the events to send for it, in the order in which they are to run.
+    """The events to send for a missing range, in the order in which they should run.
 
-    The splitter cuts an event into chunks in ascending order. So one event is enough for that, and many are needed
-    for the other order, for chunks finer than its grid, and where there is no splitter.
+    The splitter cuts an event into chunks in ascending order. So one event is enough for that order, and many are
+    needed for the other one, for chunks smaller than its grid, and where there is no splitter.
     """
     if route.grid is None or chunk != route.grid:
         yield from missing.split_on_grid(chunk, last_first=newest_first)
     elif newest_first:
+        # Whole chunks per event, so that newest-first doesn't send one event for each chunk.
         yield from missing.split_on_grid(chunk * -(-max(chunks, 1) // MAX_SLICES), last_first=True)
     else:
         yield missing
 
 
 def _target(jobs: Mapping[UUID, JobNode], behind: Mapping[UUID, list[UUID]], named: JobNode) -> JobNode:
-    """The job that stores something: the one that was named, or what a source or splitter feeds."""
+    """The job that stores rows: the named one, or the one that the named source or splitter feeds."""
     if named.stores and named.source_kind is None:
         return named
     if named.source_kind is not None and named.source_kind is not SourceKind.MANUAL:
         raise Invalid(
             "NoBackfill",
-            f"{named.label} is a source ({named.source_kind}): it decides itself what it reads",
+            f"{named.label} is a source ({named.source_kind}): it chooses its own range",
         )
     fed = [job for job in _fed(jobs, behind, named) if job.stores]
     if len(fed) != 1:
         names = ", ".join(job.label for job in fed)
-        told = (
-            f"feeds several jobs, name one of them: {names}" if fed else "feeds no job that stores anything"
-        )
-        raise Invalid("NoBackfill", f"{named.label} {told}")
+        why = f"feeds several jobs, name one of them: {names}" if fed else "feeds no job that stores rows"
+        raise Invalid("NoBackfill", f"{named.label} {why}")
     return fed[0]
 
 
 def _fed(jobs: Mapping[UUID, JobNode], behind: Mapping[UUID, list[UUID]], first: JobNode) -> list[JobNode]:
-    """The jobs that ranges of ``first`` end in: downstream, up to the first that store something."""
+    """The jobs downstream of ``first``, up to the first that store rows."""
     found: dict[UUID, JobNode] = {}
     seen: set[UUID] = set()
     to_see = [first.job_id]
     while to_see:
         for consumer in behind.get(to_see.pop(), []):
+            # A diamond leads to one job twice, and an edge may lead to a job that isn't active.
             if consumer in jobs and consumer not in seen:
                 seen.add(consumer)
                 if jobs[consumer].stores:
@@ -151,7 +155,7 @@ def _fed(jobs: Mapping[UUID, JobNode], behind: Mapping[UUID, list[UUID]], first:
 def _upstream(
     jobs: Mapping[UUID, JobNode], before: Mapping[UUID, list[UUID]], target: JobNode
 ) -> tuple[list[JobNode], list[JobNode], list[JobNode]]:
-    """Manual sources, what stands between, and stored inputs that nothing can be asked through."""
+    """Manual sources, the jobs between them and the target, and stored inputs, which pass no range on."""
     sources: dict[UUID, JobNode] = {}
     between: dict[UUID, JobNode] = {}
     stored: dict[UUID, JobNode] = {}
@@ -174,10 +178,10 @@ def _upstream(
 def _no_source(target: JobNode, stored: list[JobNode]) -> str:
     if stored:
         names = ", ".join(sorted(job.label for job in stored))
-        return f"{target.label} follows {names}: backfill there, and it comes along"
+        return f"{target.label} follows {names}: backfill those, and it follows"
     return (
         f"{target.label} isn't fed by a manual source: put one before it (activation: source, "
-        f"source: {{kind: manual}}) with a {SPLITTER} in between"
+        f"source: {{kind: manual}}) with a {RANGE_SPLITTER.name} in between"
     )
 
 

@@ -1,12 +1,12 @@
-"""Block ranges: inclusive on both ends, because that is how the field names its files."""
+"""Block ranges: inclusive on both ends, as files of chain data are usually named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+#: Highest block number that fits a Postgres bigint with room for ``end + 1``.
 MAX_BLOCK = 2**63 - 2
-"""Highest block number that fits a Postgres bigint with room for ``end + 1``."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,6 +27,7 @@ class BlockRange:
     @classmethod
     def parse(cls, partition_key: str) -> BlockRange:
         start, sep, end = partition_key.partition("-")
+        # isdigit alone accepts digits of other scripts, and int() would read them.
         if not (sep and start.isascii() and start.isdigit() and end.isascii() and end.isdigit()):
             raise ValueError(f"not a partition key: {partition_key!r}")
         return cls(int(start), int(end))
@@ -38,8 +39,8 @@ class BlockRange:
         return self.start <= other.start and other.end <= self.end
 
     def split_on_grid(self, size: int, *, last_first: bool = False) -> Iterator[BlockRange]:
-        """Cut at multiples of ``size``, so that the same block lands in the same chunk whatever was asked. One by
-        one, however many there are."""
+        """Cut at multiples of ``size``, so that a block is in the same chunk whatever the range is. Lazy, since
+        there may be any number of chunks."""
         if size < 1:
             raise ValueError(f"not a chunk size: {size}")
         first, last = self.start // size, self.end // size

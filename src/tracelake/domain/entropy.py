@@ -1,4 +1,4 @@
-"""Where ids and jitter come from: one source per process, so that a simulation can seed it."""
+"""The source of ids and jitter: one per process, so that a simulation can seed it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import random
 import secrets
 from uuid import UUID
 
+from tracelake.domain.backoff import spread
+
 
 class Entropy:
-    """Random ids and jitter. Seeded, it gives the same ones again."""
+    """Random ids and jitter. With a seed they are the same in every run."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed) if seed is not None else secrets.SystemRandom()
@@ -18,4 +20,4 @@ class Entropy:
 
     def jitter(self) -> float:
         """A factor in [0.5, 1.5) that spreads retries of things that failed together."""
-        return 0.5 + self._random.random()
+        return spread(draw=self._random.random)

@@ -1,4 +1,4 @@
-"""Upstream events: an output of a dataset version, and the scope that it now has."""
+"""Upstream events: an output of a dataset version, and the scope that the event is about."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from uuid import UUID
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
 
+#: Default limits of one attempt; an installation may set others.
 MAX_TASK_EVENTS = 1_000_000
 MAX_TASK_RECORDS = 10_000_000
 MAX_TASK_BYTES = 16 * 1024**3
-"""What one attempt may emit, where the installation doesn't say otherwise."""
 
 
 class EventState(StrEnum):
-    """What an event means: it counts, it waits for its completion, or it is only kept for audit."""
+    """Whether an event counts, is pending until its completion, or is only kept for audit."""
 
     COUNTED = "counted"
     PENDING = "pending"
@@ -26,7 +26,7 @@ class EventState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CursorScope:
-    """Everything up to ``cursor``, inclusive. ``finalized`` is what the chain can't take back any more."""
+    """All blocks up to ``cursor``, inclusive. A reorg can't change blocks up to ``finalized`` any more."""
 
     cursor: int
     finalized: int | None = None
@@ -51,7 +51,7 @@ class PartitionScope:
 
 @dataclass(frozen=True, slots=True)
 class InvalidationScope:
-    """``range`` is taken back. ``id`` is the producer's, so that saying it twice is saying it once."""
+    """``range`` is invalidated. ``id`` is the producer's, so that a repeated event has no second effect."""
 
     range: BlockRange
     id: str
@@ -69,7 +69,7 @@ Scope = CursorScope | PartitionScope | InvalidationScope
 
 @dataclass(frozen=True, slots=True)
 class DatasetRef:
-    """A dataset as a caller named it: by uuid, or by published name (then the current version is meant)."""
+    """A dataset by uuid, or by published name, which means its current version."""
 
     dataset_uuid: UUID | None
     dataset_version: UUID | None
@@ -84,7 +84,7 @@ class DatasetRef:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``revision`` is the one that the producer worked on, when it says so."""
+    """``revision`` is the one that the producer worked on, if it gives one."""
 
     dataset: DatasetRef
     scope: Scope

@@ -1,6 +1,6 @@
-"""How a hot table is laid out: what people look up in it, and how many blocks make a partition of it.
+"""The layout of a hot table: its indexes, and the number of blocks in each of its partitions.
 
-Decided when the table is made, by the first rows that are committed; a table that exists keeps its layout.
+The first commit decides it, when the table is created; an existing table keeps its layout.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ MAX_INDEXES = 16
 
 
 class TableLayout(Struct, frozen=True):
-    """``indexes`` are columns that are looked up together, in their order. With ``partition_blocks`` the table is
-    partitioned by ranges of so many blocks, each made when its first rows come; it needs a column
+    """Each of ``indexes`` lists the columns of one index, in order. With ``partition_blocks`` the table is
+    partitioned into ranges of that many blocks, each created with its first rows; this needs a column
     ``block_number``."""
 
     indexes: tuple[tuple[str, ...], ...] = ()

@@ -4,9 +4,10 @@
        ▲                 │
        └── retry, release, reap, input changed
 
-``attempt`` counts claims and rises in ``decide_claim`` alone. The fence of an attempt is
-``(task_id, attempt, lease_token)``; whoever doesn't hold the current one changes nothing. These functions
-look at a task that the caller has locked and say what must happen; the steps write it down.
+``attempt`` counts claims and rises in ``decide_claim`` alone. The fence of an attempt is ``(task_id, attempt,
+lease_token)``; a caller without the current fence changes nothing. These functions take a task that the caller has
+locked and return a decision, which the steps write to the database; ``RetryPolicy`` decides when a failed attempt
+may be tried again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
+from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict
-from tracelake.domain.retry import RetryPolicy
 
 
 class TaskKind(StrEnum):
@@ -54,7 +55,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A locked task row, as far as decisions need it."""
+    """The columns of a locked task row that decisions need."""
 
     task_id: UUID
     kind: TaskKind
@@ -73,8 +74,8 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGate:
-    """What stands between a queued task and its attempt: ``running`` of at most ``cap``, an earlier cursor task
-    that lives, an input that no longer has the task's scope, or a later task of the same scope."""
+    """The conditions that keep a queued task from its attempt: ``running`` has reached ``cap``, an earlier cursor
+    task hasn't ended, an input no longer has the task's scope, or there is a later task of the same scope."""
 
     running: int = 0
     cap: int | None = None
@@ -89,8 +90,8 @@ class ClaimGate:
 
 
 class ClaimVerdict(StrEnum):
-    """``CLAIM`` a new attempt, hand out the ``SAME_LEASE`` again, or refuse with the wire's reason. What is
-    ``SUPERSEDED`` is canceled on the way."""
+    """``CLAIM`` a new attempt, return the ``SAME_LEASE`` again, or refuse with the wire's reason. A ``SUPERSEDED``
+    task is also canceled."""
 
     CLAIM = "Claim"
     SAME_LEASE = "SameLease"
@@ -114,6 +115,7 @@ def decide_claim(
         case TaskStatus.FAILED:
             return ClaimVerdict.FAILED
         case TaskStatus.RUNNING:
+            # A worker repeats a claim whose answer was lost.
             same = claim_key is not None and (worker_id, claim_key) == (task.worker_id, task.claim_key)
             return ClaimVerdict.SAME_LEASE if same else ClaimVerdict.ALREADY_RUNNING
         case TaskStatus.QUEUED if gate.superseded:
@@ -129,8 +131,9 @@ class HeartbeatVerdict(StrEnum):
 
 
 def decide_heartbeat(task: TaskState, fence: Fence) -> HeartbeatVerdict:
-    """Extend the lease, tell a canceled attempt to stop, or refuse."""
+    """Extend the lease, ask a canceled attempt to stop, or refuse."""
     _check_current(task, fence.attempt, fence.lease_token)
+    # Without an outcome the attempt hasn't noticed the cancel yet.
     if task.status is TaskStatus.CANCELED and task.last_outcome is None:
         return HeartbeatVerdict.CANCEL
     if task.status is not TaskStatus.RUNNING:
@@ -139,23 +142,25 @@ def decide_heartbeat(task: TaskState, fence: Fence) -> HeartbeatVerdict:
 
 
 def check_may_act(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
-    """May this attempt still end the task? Also when the reaper gave it up, until a newer one is claimed."""
+    """Raises ``Conflict`` unless this attempt may still end the task. An attempt that the reaper gave up may, until
+    a newer one is claimed."""
     _check_current(task, attempt, lease_token)
     check_lives(attempt, task.status, task.last_outcome)
 
 
 def check_lives(attempt: int, status: TaskStatus, last_outcome: Outcome | None) -> None:
-    """May a task's current attempt still act?"""
+    """Raises ``Conflict`` unless a task's current attempt may still act."""
     if status is TaskStatus.CANCELED:
         raise Conflict("Canceled", "the task was canceled")
+    # The reaper may have given up an attempt that was only slow.
     late = last_outcome is Outcome.TIMED_OUT and status in (TaskStatus.QUEUED, TaskStatus.FAILED)
     if status is not TaskStatus.RUNNING and not late:
         raise Conflict("StaleLease", f"attempt {attempt} has ended already: {last_outcome or 'Canceled'}")
 
 
-def check_may_speak(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
-    """May this attempt still say what it produced? Also one whose job a deploy has replaced and stopped: what it
-    says belongs to its old generation, where it is kept."""
+def check_may_report(task: TaskState, attempt: int, lease_token: UUID | None) -> None:
+    """Raises ``Conflict`` unless this attempt may still report its results. An attempt whose job a deploy has
+    replaced and stopped may: its events belong to its old generation and are kept there."""
     if task.status is TaskStatus.CANCELED and task.last_outcome is None and not task.job_active:
         _check_current(task, attempt, lease_token)
     else:
@@ -171,8 +176,8 @@ def _check_current(task: TaskState, attempt: int, lease_token: UUID | None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the end of an attempt makes of its task. ``ready_in`` is set when it is queued again; ``shelved``
-    when it would have been, had its job not been retired: a rollback queues it."""
+    """The task after the end of an attempt. ``ready_in`` is set when the task is queued again; ``shelved`` when it
+    isn't only because its job is retired: a rollback queues it."""
 
     outcome: Outcome
     status: TaskStatus
@@ -182,9 +187,10 @@ class Ending:
 
 
 def decide_ending(task: TaskState, outcome: Outcome, *, retryable: bool, jitter: float) -> Ending:
-    """Nothing of a retired job is queued again: what would have been is canceled, or stays failed, and is
-    shelved. A late reply takes the place of the timeout, whose failure no longer counts."""
+    """Tasks of a retired job aren't queued again: they are canceled, or stay failed, and are shelved. A late reply
+    replaces the timeout, whose failure no longer counts."""
     late = task.status is not TaskStatus.RUNNING and task.last_outcome is Outcome.TIMED_OUT
+    # The timeout was counted as a failure, and this reply shows that it was none.
     before = max(0, task.failures - 1) if late else task.failures
     ending = _ending(task, outcome, before, retryable=retryable, jitter=jitter)
     if ending.status is not TaskStatus.QUEUED or task.job_active:
@@ -197,11 +203,13 @@ def decide_ending(task: TaskState, outcome: Outcome, *, retryable: bool, jitter:
 def _ending(task: TaskState, outcome: Outcome, before: int, *, retryable: bool, jitter: float) -> Ending:
     match outcome:
         case Outcome.RELEASED | Outcome.INPUT_CHANGED:
+            # Neither is the task's fault: no failure is counted, and it needn't wait.
             return Ending(outcome, TaskStatus.QUEUED, before, timedelta(0))
         case Outcome.CANCELED:
             return Ending(outcome, TaskStatus.CANCELED, before)
         case Outcome.COMPLETED:
             if task.kind is TaskKind.SOURCE:
+                # A source runs for ever: when it ends well, it is queued again after the shortest delay.
                 return Ending(outcome, TaskStatus.QUEUED, 0, task.retry.delay_after(1, jitter))
             return Ending(outcome, TaskStatus.COMPLETED, before)
         case Outcome.FAILED | Outcome.TIMED_OUT:
@@ -209,3 +217,19 @@ def _ending(task: TaskState, outcome: Outcome, before: int, *, retryable: bool, 
             delay = task.retry.delay_after(failures, jitter) if retryable else None
             status = TaskStatus.FAILED if delay is None else TaskStatus.QUEUED
             return Ending(outcome, status, failures, delay)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """``max_attempts`` is None for sources, which are kept running for ever."""
+
+    max_attempts: int | None
+    base_seconds: float
+    max_seconds: float
+
+    def delay_after(self, failures: int, jitter: float) -> timedelta | None:
+        """The delay after the ``failures``-th failure (1 is the first), or None to give up."""
+        if self.max_attempts is not None and failures >= self.max_attempts:
+            return None
+        backoff = Backoff(self.base_seconds, self.max_seconds)
+        return timedelta(seconds=backoff.delay(failures, jitter=jitter))

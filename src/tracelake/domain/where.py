@@ -1,32 +1,47 @@
 """``where`` on an input edge: a predicate over one row that can do nothing but compare.
 
-The tree is made of the structs below and nothing else, so a predicate can be handed to any engine. It is
-kept in a normal form: NOT is pushed into the leaves (exact under three-valued logic), AND and OR are
-flattened, sorted and free of repeats, a column stands on the left. Predicates that differ only in
-spelling therefore have one tree, one text and one fingerprint. ``where_parse`` makes them from a DAG file.
+The tree consists of the structs below and nothing else, so any engine can evaluate a predicate. It is kept in a
+normal form: NOT is pushed into the leaves (exact under three-valued logic), AND and OR are flattened, sorted and
+free of repeats, a column is on the left. So predicates that differ only in spelling have one tree, one text and one
+fingerprint. ``where_parse`` makes them from a DAG file.
+
+``compare`` decides a comparison of two values as Postgres would. NULL makes it unknown (``None``), and so do two
+values without a common order: SQL would refuse the query, a row filter leaves the row out. A string literal takes
+the type of the column beside it, as untyped literals do in SQL. NaN equals itself and is above every number.
+Strings order by code point, as in the C collation of the data database.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, assert_never
+from uuid import UUID
 
 import msgspec
 
-from tracelake.domain.sql_compare import compare
-
-Scalar: TypeAlias = bool | int | float | str
-
+WhereValue: TypeAlias = bool | int | float | str
+_Key: TypeAlias = tuple[str, Any]
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+_COMPARE: dict[str, Callable[[Any, Any], object]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @cache
 def _keywords() -> frozenset[str]:
-    """Names to quote. The parser also gives the last ones a meaning, without calling them keywords. It is loaded
-    when it is needed: clients know of predicates and have no parser."""
+    """Names to quote. The parser also gives the last ones a meaning, without listing them as keywords. It is
+    imported late: clients use predicates and have no parser."""
     from sqlglot.dialects.postgres import Postgres
 
     known = {word.lower() for word in Postgres.Tokenizer.KEYWORDS}
@@ -47,7 +62,7 @@ class Op(StrEnum):
 
     @property
     def flipped(self) -> Op:
-        """The operator that says the same with its operands swapped."""
+        """The operator with the same meaning when its operands are swapped."""
         return _FLIPPED.get(self, self)
 
 
@@ -58,7 +73,7 @@ _FLIPPED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE}
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
     column: str
     op: Op
-    value: Scalar
+    value: WhereValue
 
 
 class CompareColumns(msgspec.Struct, frozen=True, tag="compare_columns"):
@@ -69,7 +84,7 @@ class CompareColumns(msgspec.Struct, frozen=True, tag="compare_columns"):
 
 class InList(msgspec.Struct, frozen=True, tag="in"):
     column: str
-    values: tuple[Scalar, ...]
+    values: tuple[WhereValue, ...]
     negated: bool = False
 
 
@@ -112,7 +127,8 @@ def any_of(terms: Iterable[Predicate]) -> Predicate:
     return _combine(terms, Or)
 
 
-def in_list(column: str, values: Iterable[Scalar], *, negated: bool = False) -> Predicate:
+def in_list(column: str, values: Iterable[WhereValue], *, negated: bool = False) -> Predicate:
+    # By type too, since True equals 1 in Python.
     unique = {(type(value).__name__, value): value for value in values}
     ordered = tuple(unique[key] for key in sorted(unique, key=lambda key: (key[0], key[1])))
     if len(ordered) == 1:
@@ -128,6 +144,7 @@ def _combine(terms: Iterable[Predicate], kind: type[And] | type[Or]) -> Predicat
     flat: dict[str, Predicate] = {}
     for term in terms:
         for part in term.terms if isinstance(term, And | Or) and isinstance(term, kind) else (term,):
+            # With all names quoted, so that the order doesn't depend on the parser's list of keywords.
             flat[render(part, quote_all=True)] = part
     if len(flat) == 1:
         return next(iter(flat.values()))
@@ -159,12 +176,13 @@ def _grouped(term: Predicate, quote_all: bool) -> str:
 
 
 def _name(column: str, quote_all: bool) -> str:
+    # Only a plain name that is no keyword reads back as the same name.
     if not quote_all and _PLAIN_NAME.match(column) and column not in _keywords():
         return column
     return '"' + column.replace('"', '""') + '"'
 
 
-def _literal(value: Scalar) -> str:
+def _literal(value: WhereValue) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, str):
@@ -184,6 +202,7 @@ def _truth(tree: Predicate, row: Mapping[str, Any]) -> bool | None:
         case IsNull(column, negated):
             return (row.get(column) is None) is not negated
         case And(terms):
+            # De Morgan: one false term makes AND false, even beside unknown ones.
             verdict = _either(_inverted(_truth(term, row)) for term in terms)
             return _inverted(verdict)
         case Or(terms):
@@ -203,3 +222,65 @@ def _either(verdicts: Iterable[bool | None]) -> bool | None:
 
 def _inverted(verdict: bool | None) -> bool | None:
     return None if verdict is None else not verdict
+
+
+def compare(left: object, op: str, right: object) -> bool | None:
+    if left is None or right is None:
+        return None
+    one, two = _aligned(left, right)
+    if one is None or two is None or one[0] != two[0]:
+        return None
+    return bool(_COMPARE[op](one[1], two[1]))
+
+
+def _aligned(left: object, right: object) -> tuple[_Key | None, _Key | None]:
+    if isinstance(right, str) and not isinstance(left, str):
+        right = _as_type_of(left, right)
+    elif isinstance(left, str) and not isinstance(right, str):
+        left = _as_type_of(right, left)
+    # By the float's shortest text: 0.1 means a tenth, not its binary approximation.
+    if isinstance(left, Decimal) and isinstance(right, float):
+        # By its text: the float 0.1 means 0.1, not its nearest binary fraction.
+        right = Decimal(repr(right))
+    elif isinstance(right, Decimal) and isinstance(left, float):
+        left = Decimal(repr(left))
+    return _key(left), _key(right)
+
+
+def _as_type_of(model: object, text: str) -> object:
+    try:
+        # Before date: a datetime is a date too.
+        if isinstance(model, datetime):
+            return datetime.fromisoformat(text)
+        if isinstance(model, date):
+            return date.fromisoformat(text)
+        if isinstance(model, UUID):
+            return UUID(text)
+        if isinstance(model, bytes) and text.startswith("\\x"):
+            return bytes.fromhex(text[2:])
+    except ValueError:
+        return None
+    return text
+
+
+def _key(value: object) -> _Key | None:
+    """A value's kind, and a key that orders values of that kind."""
+    match value:
+        # Before int: a bool is an int too.
+        case bool():
+            return "bool", value
+        case int() | float() | Decimal():
+            # NaN sorts above every number, and equals itself.
+            return "number", (True, 0) if value != value else (False, value)
+        case str():
+            return "text", value
+        case bytes():
+            return "bytes", value
+        case datetime():
+            return "instant", value if value.tzinfo else value.replace(tzinfo=UTC)
+        case date():
+            return "date", value
+        case UUID():
+            return "uuid", value
+        case _:
+            return None

@@ -1,8 +1,8 @@
-"""``where`` as people write it, to the allow-listed tree of ``where``.
+"""Parses ``where`` from a DAG file into the allow-listed tree of ``where``.
 
-sqlglot reads the text; the tree is then rebuilt node by node, and a node without a counterpart (a
-function, a cast, a subquery, a parameter, a qualified name) is refused, as is an argument of an allowed
-node that we don't know. Limits on length, tokens and nesting come before the parser, which recurses.
+sqlglot reads the text; the tree is then rebuilt node by node, and a node without a counterpart (a function, a cast,
+a subquery, a parameter, a qualified name) is refused, as is an unknown argument of an allowed node. Limits on
+length, tokens and nesting come before the parser, which recurses.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tracelake.domain.where import (
     IsNull,
     Op,
     Predicate,
-    Scalar,
     Where,
+    WhereValue,
     all_of,
     any_of,
     compare_columns,
@@ -33,8 +33,8 @@ from tracelake.domain.where import (
 MAX_LENGTH = 16_384
 MAX_TOKENS = 2_000
 MAX_NESTING = 16
+#: Enough for any uint256.
 MAX_DIGITS = 78
-"""Enough for any uint256."""
 
 _OPS: dict[type[exp.Expr], Op] = {
     exp.EQ: Op.EQ,
@@ -50,7 +50,7 @@ _WORD_OR_SIGN = re.compile(r"(\w+|[-+(),=<>]|==|<>|!=|<=|>=)\Z")
 
 
 def parse_where(source: object) -> Where:
-    """From a string (a SQL predicate) or a map (column to value or list of values, all of them to hold)."""
+    """From a string (a SQL predicate) or a map of columns to a value or a list of values, which must all hold."""
     if isinstance(source, str):
         return Where.of(_from_text(source))
     if isinstance(source, Mapping):
@@ -81,7 +81,7 @@ def _from_map(source: Mapping[Any, Any]) -> Predicate:
     return all_of(terms)
 
 
-def _plain_scalar(column: str, value: object) -> Scalar:
+def _plain_scalar(column: str, value: object) -> WhereValue:
     if isinstance(value, str):
         _check_characters(value)
         return value
@@ -99,6 +99,7 @@ def _from_text(text: str) -> Predicate:
     dialect = Postgres()
     try:
         tokens = dialect.tokenize(text)
+        # Before the parser, which recurses and would exhaust the stack on hostile nesting.
         _check_tokens(tokens)
         trees = dialect.parser().parse(tokens, text)
     except Invalid:
@@ -106,7 +107,7 @@ def _from_text(text: str) -> Predicate:
     except RecursionError:
         raise _refused("is nested too deeply") from None
     except Exception:
-        # The parser answers some nonsense with an AttributeError or a TypeError instead of its own error.
+        # The parser raises an AttributeError or a TypeError for some invalid texts instead of its own error.
         raise _refused("is not a SQL predicate") from None
     if len(trees) != 1 or trees[0] is None:
         raise _refused("must be exactly one predicate")
@@ -114,7 +115,7 @@ def _from_text(text: str) -> Predicate:
 
 
 def _check_characters(text: str) -> None:
-    """No engine has a text with these in it, and some can't even be asked for one."""
+    """No engine stores a text with these characters, and some refuse a query that contains them."""
     if "\0" in text:
         raise _refused("contains a NUL character")
     try:
@@ -180,7 +181,7 @@ def _predicate(node: exp.Expr, *, negate: bool) -> Predicate:
 
 
 def _operands(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The terms of a chain of one connective, without recursing down its long left side."""
+    """The terms of a chain of ANDs or ORs, without recursing down its long left side."""
     kind, pending = type(node), [node]
     while pending:
         top = pending.pop()
@@ -201,6 +202,7 @@ def _comparison(node: exp.Expr, op: Op, *, negate: bool) -> Predicate:
         return Compare(_column(left), op, _scalar(right))
     if isinstance(right, exp.Column):
         return Compare(_column(right), op.flipped, _scalar(left))
+    # An operand that isn't allowed is the better message.
     _scalar(left), _scalar(right)
     raise _refused("a comparison needs a column")
 
@@ -222,10 +224,11 @@ def _column(node: exp.Expr) -> str:
     name = node.this
     if not isinstance(name, exp.Identifier) or not name.this:
         raise _refused("name a column")
+    # Postgres folds unquoted names to lower case.
     return str(name.this) if name.args.get("quoted") else str(name.this).lower()
 
 
-def _scalar(node: exp.Expr) -> Scalar:
+def _scalar(node: exp.Expr) -> WhereValue:
     node = _bare(node)
     match node:
         case exp.Boolean():
@@ -245,17 +248,19 @@ def _scalar(node: exp.Expr) -> Scalar:
 
 
 def _number(text: str) -> int | float:
-    """Whole numbers stay exact, however they are written; what is left is a finite float."""
+    """Whole numbers stay exact, however they are written; any other is a finite float."""
     try:
         exact = Decimal(text)
     except InvalidOperation:
         raise _refused(f"{text} is not a number") from None
+    # By its exponent, before int(): 1e999999999 is short to write and huge to compute.
     if not exact.is_finite() or exact.adjusted() >= MAX_DIGITS or exact.adjusted() < -300:
         raise _refused(f"{text} is out of range")
     return int(exact) if exact == exact.to_integral_value() else float(exact)
 
 
 def _only(node: exp.Expr, *known: str) -> None:
+    # Empty arguments mean that the syntax wasn't used.
     unknown = [name for name, value in node.args.items() if value and name not in known]
     if unknown:
         raise _refused(f"{node.key.upper()} with {', '.join(unknown)} is not allowed")

@@ -1,1 +1,1 @@
-"""EVM chains: reading them over JSON-RPC, proving what was read, and turning it into tables."""
+"""EVM chains: reading blocks over JSON-RPC, proving them, and decoding them to tables."""

@@ -1,70 +1,128 @@
 """``fetch_blocks``: the blocks of a range, one after another, whole and proven.
 
-Several requests are under way ahead of the reader, bounded by blocks and by bytes, so that memory stays the same
-however long the range is and however full its blocks are. Each block is verified before it is handed out, and must
-follow the one before it. One that doesn't is fetched again, block and receipts together, from another endpoint;
-when nobody has a better one the error says which block, which endpoints and what didn't match.
+Several requests run ahead of the reader, bounded by blocks and by bytes, so memory depends neither on the
+length of the range nor on the size of its blocks. Each block is verified before it is returned, and must follow
+the one before it. A block that doesn't is fetched again, with its receipts, from another endpoint; if no
+endpoint has a better one, the error names the block, the endpoints and the mismatch. A block that this version
+can't prove is an error that isn't retried, once every endpoint has given the same.
 
-A range that is read while the chain changes ends in an error rather than in a mixture: blocks that were handed out
-already can't be taken back, and the caller begins again.
+A range that is read during a reorg ends in an error rather than in a mixture of two chains: blocks that were
+returned already can't be recalled, and the caller starts again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.evm.block_errors import BlockMalformed, BlockMismatch
-from tracelake.evm.raw_block import RawBlock, Verify
-from tracelake.evm.rpc.blocks import BATCH_KIND, Fetched
-from tracelake.evm.rpc.pool import Pool
+from tracelake.evm.profiles.registry import refuse_unprovable
+from tracelake.evm.quorum import agreed_blocks
+from tracelake.evm.raw_block import (
+    BlockMalformed,
+    BlockMismatch,
+    ChainTable,
+    RawBlock,
+    Senders,
+    Unprovable,
+    Verify,
+    need_receipts,
+)
+from tracelake.evm.rpc.blocks import BATCH_KIND, FetchedBlocks
+from tracelake.evm.rpc.config import PoolConfig
+from tracelake.evm.rpc.pool import Pool, kept_pool
 from tracelake.evm.verify import check_block
 
 WINDOW_BYTES = 6 * 1024 * 1024
-"""Of answers that are under way or wait for the reader. Parsed they take about six times as much."""
+"""Maximum size of answers that are pending or wait for the reader. Parsed they take about six times as much."""
 _REQUEST_BYTES = 768 * 1024
 _FIRST_BLOCKS = 4
-"""Asked for at once, and of nobody else, before it is known how large a block is."""
+"""Blocks in the only request that is sent before the size of a block is known."""
 _MOST_AHEAD = 16
 _IN_STORE = 2
 _REFETCHES = 4
 _REFETCH_PAUSE = 0.2
 
 
+WrongBlock = BlockMismatch | BlockMalformed | Unprovable
+
+
 def fetch_blocks(
-    pool: Pool, blocks: range, *, receipts: bool, traces: bool = False, verify: Verify = Verify.FULL
+    pool: Pool,
+    blocks: range,
+    *,
+    receipts: bool,
+    traces: bool = False,
+    verify: Verify = Verify.FULL,
+    senders: Senders = Senders.DERIVE,
 ) -> Iterator[RawBlock]:
-    """In the order of ``blocks``, which is a plain range upwards. Raises ``BlockNotFound`` for one past the tip,
-    ``BlockMismatch`` or ``BlockMalformed`` for one that nobody has right, ``RpcUnavailable`` when nobody answers.
+    """Blocks in the order of ``blocks``, a range with step 1. Raises ``BlockNotFound`` past the head,
+    ``BlockMismatch`` or ``BlockMalformed`` if no endpoint has a correct block, ``Unprovable`` if none has one
+    that can be proven, ``RpcUnavailable`` if none answers.
     """
     if blocks.step != 1 or (blocks and blocks.start < 0):
         raise Invalid("InvalidRange", f"blocks are read upwards, one by one, from 0 on: not {blocks}")
-    return _read(
-        _Ahead(pool, blocks, receipts=receipts, traces=traces), _Proof(pool, receipts, traces, verify)
+    if verify is Verify.FULL:
+        # A configured profile is known before the first answer, and some can't be proven at all.
+        refuse_unprovable(pool.profile)
+    proof = _Proof(pool, receipts, traces, verify, senders)
+    proven = _read(_Ahead(pool, blocks, receipts=receipts, traces=traces), proof)
+    if pool.config.quorum == 1:
+        return proven
+    return agreed_blocks(
+        pool,
+        proven,
+        receipts=receipts,
+        traces=traces,
+        check=proof.check_alone,
+        whole_proof=verify is Verify.FULL and senders is Senders.DERIVE,
     )
+
+
+def fetch_span(
+    config: PoolConfig,
+    span: BlockRange,
+    tables: Collection[ChainTable],
+    verify: Verify,
+    senders: Senders,
+    *,
+    share: float,
+) -> Iterator[RawBlock]:
+    """The blocks of ``span`` with all that ``tables`` hold of them, through this process's kept pool. ``share`` is
+    its part of the endpoints' limits."""
+    with kept_pool(config, share=share) as pool:
+        yield from fetch_blocks(
+            pool,
+            range(span.start, span.end + 1),
+            receipts=need_receipts(tables, verify),
+            traces=ChainTable.TRACES in tables,
+            verify=verify,
+            senders=senders,
+        )
 
 
 def _read(ahead: _Ahead, proof: _Proof) -> Iterator[RawBlock]:
     try:
         while (some := ahead.next()) is not None:
             while some:
-                # Handed out and forgotten: nothing here keeps a block that the reader is done with.
+                # Removed before it is returned: nothing here keeps a block that the reader is done with.
                 yield proof.prove(some.popleft())
     finally:
+        # A reader that stops early leaves requests in the queue, which would be sent for nothing.
         ahead.cancel()
 
 
 @dataclass(slots=True)
 class _Request:
-    answer: Future[Fetched]
+    answer: Future[FetchedBlocks]
     blocks: int
 
 
 class _Ahead:
-    """Requests ahead of the reader, in order."""
+    """Sends requests ahead of the reader, and returns their blocks in order."""
 
     def __init__(self, pool: Pool, blocks: range, *, receipts: bool, traces: bool) -> None:
         self._pool = pool
@@ -83,6 +141,7 @@ class _Ahead:
         if not self._under_way:
             return None
         fetched = self._under_way.popleft().answer.result()
+        # Before more is sent: the next requests depend on the size of these blocks.
         self._learn(fetched)
         self._send()
         return deque(fetched.blocks)
@@ -93,7 +152,7 @@ class _Ahead:
         self._under_way.clear()
 
     def _read_rest(self) -> deque[RawBlock] | None:
-        """What is asked for at once needs no thread: at the tip every little wait counts."""
+        """Fetch a single request without a thread: at the head of the chain every little wait counts."""
         numbers, self._left = self._left, self._left[:0]
         if not numbers:
             return None
@@ -107,7 +166,7 @@ class _Ahead:
             self._under_way.append(_Request(answer, len(numbers)))
 
     def _has_room(self) -> bool:
-        """A reader that is slower than the endpoints needs no more than a few answers in store."""
+        """Whether another request fits. A reader slower than the endpoints needs only a few answers in store."""
         if not self._under_way:
             return True
         if self._block_bytes is None:
@@ -115,46 +174,52 @@ class _Ahead:
         answered = [request.answer for request in self._under_way if request.answer.done()]
         if len(self._under_way) >= self._most or len(answered) >= _IN_STORE:
             return False
+        # A failed answer holds no bytes; its error is raised when its turn comes.
         held = sum(answer.result().size for answer in answered if answer.exception() is None)
         awaited = sum(request.blocks for request in self._under_way if not request.answer.done())
         return held + (awaited + self._size()) * self._block_bytes <= WINDOW_BYTES
 
     def _size(self) -> int:
-        """Blocks in one request: what an endpoint takes at once, what an answer may weigh, and enough requests
-        to go on at the same time."""
+        """Blocks in one request: limited by the batch size of the endpoints and by the size of an answer."""
         if self._block_bytes is None:
             return _FIRST_BLOCKS
         by_bytes = int(_REQUEST_BYTES / max(self._block_bytes, 1.0))
-        endpoints = self._pool.roster.usable()
+        endpoints = self._pool.selector.usable()
         calls = max((endpoint.batch_size(BATCH_KIND) for endpoint in endpoints), default=1)
         return max(1, min(by_bytes, calls // (1 + self._receipts + self._traces)))
 
-    def _learn(self, fetched: Fetched) -> None:
-        """Blocks grow suddenly and shrink slowly, as far as memory is concerned."""
+    def _learn(self, fetched: FetchedBlocks) -> None:
+        """Update the estimated block size: up at once, which protects memory, and down slowly."""
         size = fetched.size / max(1, len(fetched.blocks))
         before = self._block_bytes
         self._block_bytes = size if before is None or size > before else before + 0.2 * (size - before)
 
 
 class _Proof:
-    """Each block verified, and the hash of the last one for the next to follow."""
+    """Verifies blocks, and that each follows the one before it."""
 
-    def __init__(self, pool: Pool, receipts: bool, traces: bool, verify: Verify) -> None:
+    def __init__(self, pool: Pool, receipts: bool, traces: bool, verify: Verify, senders: Senders) -> None:
         self._pool = pool
         self._receipts = receipts
         self._traces = traces
         self._verify = verify
+        self._senders = senders
         self._last: str | None = None
 
     def prove(self, raw: RawBlock) -> RawBlock:
-        """The block itself, or a better one from elsewhere."""
-        wrong: dict[str, BlockMismatch | BlockMalformed] = {}
+        """The block itself, or a correct one from another endpoint."""
+        wrong: dict[str, WrongBlock] = {}
         for tries in range(_REFETCHES, -1, -1):
             try:
                 self._check(raw)
-            except (BlockMismatch, BlockMalformed) as mismatch:
+            except (BlockMismatch, BlockMalformed, Unprovable) as mismatch:
+                # By endpoint: each is named once in the error, with its last mismatch.
                 wrong[raw.endpoint] = mismatch
+                # One endpoint alone could claim a fork that doesn't exist; all of them are right about it.
+                if self._nobody_can_prove(wrong):
+                    raise
                 self._pool.distrust(raw.endpoint, mismatch.message)
+                # The last try is only checked: another block wouldn't be.
                 if not tries:
                     break
                 raw = self._fetch_again(raw, wrong)
@@ -163,9 +228,14 @@ class _Proof:
                 return raw
         raise _all_wrong(raw.number, wrong)
 
+    def check_alone(self, raw: RawBlock) -> None:
+        """Verify a block, whatever comes before it."""
+        check_block(raw, self._verify, self._pool.selector.chain_id, self._senders)
+
     def _check(self, raw: RawBlock) -> None:
-        check_block(raw, self._verify, self._pool.roster.chain_id)
+        self.check_alone(raw)
         parent = raw.block.get("parentHash")
+        # The first block has no predecessor here; its parent is the caller's business.
         if self._last is not None and parent != self._last:
             raise BlockMismatch(
                 raw.number,
@@ -173,28 +243,33 @@ class _Proof:
                 f"parentHash {parent} isn't the hash of block {raw.number - 1}, {self._last}",
             )
 
-    def _fetch_again(self, raw: RawBlock, wrong: dict[str, BlockMismatch | BlockMalformed]) -> RawBlock:
-        if len(wrong) == len(self._pool.roster.endpoints):
-            # Everybody was asked: what is wrong may pass, as when the chain changed between two answers.
-            self._pool.roster.pause(_REFETCH_PAUSE)
+    def _nobody_can_prove(self, wrong: dict[str, WrongBlock]) -> bool:
+        asked_all = len(wrong) >= len(self._pool.selector.usable())
+        return asked_all and all(isinstance(each, Unprovable) for each in wrong.values())
+
+    def _fetch_again(self, raw: RawBlock, wrong: dict[str, WrongBlock]) -> RawBlock:
+        if len(wrong) == len(self._pool.selector.endpoints):
+            # All endpoints were asked. The mismatch may pass, as after a reorg between two answers.
+            self._pool.selector.pause(_REFETCH_PAUSE)
         try:
             [again] = self._pool.fetch(
                 [raw.number], receipts=self._receipts, traces=self._traces, avoid=wrong
             )
         except Unavailable as away:
-            raise _all_wrong(raw.number, wrong, f"; nobody else could be asked ({away.message})") from None
+            raise _all_wrong(
+                raw.number, wrong, f"; no other endpoint was available ({away.message})"
+            ) from None
         return again
 
 
-def _all_wrong(
-    number: int, wrong: dict[str, BlockMismatch | BlockMalformed], more: str = ""
-) -> BlockMismatch | BlockMalformed:
-    if len(wrong) == 1 and not more:
-        [only] = wrong.values()
-        return only
-    said = "; ".join(_without_block(each, number) for each in wrong.values())
-    return BlockMismatch(number, ", ".join(wrong), f"{said}{more}")
+def _all_wrong(number: int, wrong: dict[str, WrongBlock], more: str = "") -> WrongBlock:
+    first, *others = wrong.values()
+    # What every endpoint answers so won't be answered otherwise the next time.
+    if not more and (not others or all(isinstance(each, Invalid) for each in wrong.values())):
+        return first
+    mismatches = "; ".join(_without_block(each, number) for each in wrong.values())
+    return BlockMismatch(number, ", ".join(wrong), f"{mismatches}{more}")
 
 
-def _without_block(error: BlockMismatch | BlockMalformed, number: int) -> str:
+def _without_block(error: WrongBlock, number: int) -> str:
     return error.message.removeprefix(f"block {number} from ")

@@ -1,5 +1,5 @@
-"""What a function finds beside its own code: the client library, for Python and for Node, and our runtimes.
+"""Files that a function finds beside its own code: the client library, for Python and for Node, and our runtimes.
 
-Nothing here imports the rest of the platform. These files are shown to code that nobody trusts, and they run
-just the same in a function's own zip on AWS.
+Nothing here imports the rest of the platform. Untrusted code sees these files, and they work just the same in a
+function's own zip on AWS.
 """

@@ -7,10 +7,10 @@
         found = task.query(f"SELECT * FROM transfers WHERE {task.window()} AND value > ?", [10**21])
         task.publish("alerts", [dict(zip(found["columns"], row)) for row in found["rows"]])
 
-A function that returns without a word is completed by its runtime, and its outputs are announced with the
-task's own scope; an exception fails the attempt, and the platform decides about another. So ``complete`` and
-``fail`` are for functions that want to say more, or say it earlier. Every call is made for this attempt and
-fenced: once another attempt has been claimed, ``TaskError`` with status 409 is all there is to hear.
+A function that returns without a value is completed by its runtime, and its outputs are announced with the
+task's own scope; an exception fails the attempt, and the platform decides about a retry. So ``complete`` and
+``fail`` are for functions that want to report more, or earlier. Every call is made for this attempt and fenced:
+once another attempt has been claimed, every call raises ``TaskError`` with status 409.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TRIES = 6
 _TIMEOUT_SECONDS = 35.0
 _QUERY_SECONDS = 300.0
 _BATCH_BYTES = 8 * 1024 * 1024
-"""A publish may be larger, but not by much: records beyond this go with the next."""
+"""A publish may be larger, but not by much: further records go with the next one."""
 
 
 class TaskError(Exception):
@@ -59,7 +59,7 @@ class Task:
         self._lease_token: str = event["lease_token"]
         self._token: str = event["capability_token"]
         self._url = (url or os.environ["TRACE_DISPATCHER_URL"]).rstrip("/")
-        # A proxy of the machine's is no way to the Dispatcher.
+        # The machine's proxy doesn't lead to the Dispatcher.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class Task:
         end: int | None = None,
         output: int = 0,
     ) -> dict[str, Any]:
-        """Say that an output reaches up to ``cursor``, or holds the blocks ``start`` to ``end``."""
+        """Announce that an output reaches up to ``cursor``, or holds the blocks ``start`` to ``end``."""
         return self.emit_all([self.event(cursor=cursor, start=start, end=end, output=output)])
 
     def emit_all(self, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -113,22 +113,23 @@ class Task:
         """One event for ``emit_all`` or ``complete``."""
         named = self.outputs[output]
         scope = {"cursor": cursor, "start": start, "end": end}
-        said = {name: value for name, value in scope.items() if value is not None}
+        fields = {name: value for name, value in scope.items() if value is not None}
         return {
             "dataset_uuid": named["dataset_uuid"],
             "dataset_version": named["dataset_version"],
-            **said,
+            **fields,
         }
 
     def table(self, index: int = 0) -> str:
-        """What an input is called in a query: its published name, or ``input_0`` and so on."""
+        """The name of an input in a query: its published name, or ``input_0`` and so on."""
         return self.inputs[index].get("dataset") or f"input_{index}"
 
     def window(self, index: int = 0) -> str:
-        """An input's rows that this task is about, as a SQL condition: its scope, and the ``where`` of its edge.
+        """A SQL condition for the rows of an input that this task covers: its scope, and the ``where`` of its
+        edge.
 
-        ``(block_number > 5 AND block_number <= 9 AND (severity = 'critical'))``; ``(TRUE)`` for an input that
-        is read as a whole.
+        ``(block_number > 5 AND block_number <= 9 AND (severity = 'critical'))``; ``(TRUE)`` for an input that is
+        read as a whole.
         """
         read = self.inputs[index]
         column = read.get("cursor_column") or "block_number"
@@ -160,7 +161,7 @@ class Task:
         return self._call("query", body, fenced=False, seconds=_QUERY_SECONDS)
 
     def exported(self, query_id: str) -> bytes:
-        """The Parquet file of a query with ``export``, while this attempt lasts."""
+        """The Parquet file of a query with ``export``, for as long as this attempt lasts."""
         request = urllib.request.Request(  # the address is the platform's own
             f"{self._url}/v1/task/exports?query_id={query_id}",
             headers={"X-Trace-Task-Capability": self._token},
@@ -178,9 +179,9 @@ class Task:
     def publish(
         self, dataset: str, records: Iterable[Mapping[str, Any]], schema_hash: str | None = None
     ) -> dict[str, Any]:
-        """Hand records to a buffered dataset; ``{accepted, batch_id}``, with no batch for no records.
+        """Send records to a buffered dataset; ``{accepted, batch_id}``, without a batch for no records.
 
-        They may be handed in twice: the dataset's key decides. With a ``schema_hash`` they are refused (409
+        They may be sent twice: the dataset's key decides. With a ``schema_hash`` they are refused (409
         ``SchemaMismatch``) when the dataset's schema isn't that one.
         """
         body: dict[str, Any] = {"dataset": dataset}
@@ -193,7 +194,7 @@ class Task:
         return done
 
     def heartbeat(self) -> dict[str, Any]:
-        """Hold the lease for another while; ``cancel`` in the answer means: stop."""
+        """Extend the lease; ``cancel`` in the answer means: stop."""
         answer = self._call("heartbeat", {})
         self._token = answer.get("capability_token") or self._token
         return answer
@@ -203,21 +204,22 @@ class Task:
         events: Iterable[Mapping[str, Any]] | None = None,
         outputs: Iterable[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Done. Without ``events`` the outputs that are nothing but events are announced with this scope."""
-        said = self.own_scope() if events is None else list(events)
-        return self._call("complete", {"status": "Completed", "events": said, "outputs": list(outputs)})
+        """Complete the task. Without ``events``, outputs that consist of events alone are announced with this
+        scope."""
+        announced = self.own_scope() if events is None else list(events)
+        return self._call("complete", {"status": "Completed", "events": announced, "outputs": list(outputs)})
 
     def fail(self, message: str, *, retryable: bool = True) -> dict[str, Any]:
         return self._call("complete", {"status": "Failed", "error_message": message, "retryable": retryable})
 
     def own_scope(self) -> list[dict[str, Any]]:
-        """One event for each output without storage, with the scope that the task was given."""
+        """One event for each output without storage, with the task's own scope."""
         scope = self.scope
-        said = {"start": scope["start"], "end": scope["end"]} if "start" in scope else {}
+        fields = {"start": scope["start"], "end": scope["end"]} if "start" in scope else {}
         if scope.get("upto", -1) >= 0:
-            said = {"cursor": scope["upto"]}
+            fields = {"cursor": scope["upto"]}
         free = [index for index, output in enumerate(self.outputs) if output["storage"] == "none"]
-        return [self.event(**said, output=index) for index in free] if said else []
+        return [self.event(**fields, output=index) for index in free] if fields else []
 
     def _call(
         self, name: str, body: Mapping[str, Any], *, fenced: bool = True, seconds: float = _TIMEOUT_SECONDS
@@ -241,7 +243,7 @@ class Task:
                     raise error from None
             except OSError as lost:
                 error = TaskError(503, "Unreachable", f"/v1/task/{name}: {lost}")
-            # Every call may be repeated: the platform takes the second for the first.
+            # Every call may be repeated: the platform recognizes the second as the first.
             time.sleep(0.1 * 2**attempt * random.uniform(0.5, 1.5))
         raise error
 
@@ -283,7 +285,7 @@ def _json(value: Any) -> bytes:
 
 
 def _wire_value(value: Any) -> Any:
-    """What JSON has no word for: numbers and times as text, bytes as ``0x…``."""
+    """Values that JSON can't represent: numbers and times as text, bytes as ``0x…``."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "0x" + bytes(value).hex()
     if isinstance(value, (date, time_of_day)):

@@ -1,8 +1,8 @@
 """Buffered tables: rows of many producers, merged by one sink.
 
 ``merge`` is one transaction: rows are loaded by COPY into a table of the session, merged by one statement under the
-version's lock and the sink's fence, and the event that says how far the dataset has come is kept with them. Merging
-the same again changes nothing, and says the same.
+version's lock and the sink's fence, and the event with the dataset's new position is recorded with them. Merging
+the same batches again changes nothing and records the same event.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from tracelake import sqlfiles
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
-from tracelake.domain.buffer_schema import POSTGRES_TYPES, BufferSchema
+from tracelake.domain.buffers import POSTGRES_TYPES, BufferSchema
 from tracelake.domain.dag.model import ColumnType
-from tracelake.domain.errors import Conflict, Invalid, Unavailable
-from tracelake.hot.commit import HotStore, Writer
+from tracelake.domain.errors import Invalid
+from tracelake.hot.commit import REFUSED, HotStore, Refusals, Writer, meaning
+from tracelake.postgres import sqlfiles
 
 EVERYTHING = BlockRange(0, MAX_BLOCK)
-"""What a sink's fence is for: it is its dataset's only writer."""
-REFUSED = "RowsRefused"
+"""The range of a sink's fence: a sink is its dataset's only writer."""
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/buffers.sql")
-_STALE = "TL001"
-_UNFIT = "TL002"
-_ROWS_AT_FAULT = ("22", "23", "54")
-"""Classes of errors that are about the rows: values that don't fit, constraints, what is too large for an index
-or too deep. All others are the database's state, and may pass."""
+_REFUSALS = Refusals(
+    stale="a newer sink has begun on this dataset",
+    unfit="SchemaRefused",
+    unfit_prefix="the dataset's table can't have this schema: ",
+    # Values that don't fit, constraints, values too large for an index or nested too deeply. A missing table is
+    # none of these: it must not turn every batch into a dead letter.
+    rows_at_fault=("22", "23", "54"),
+)
 
-Row = tuple[Any, ...]
+BufferRow = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +49,24 @@ class BufferTable:
 
     @property
     def staging_table(self) -> str:
-        """Another one for every schema, since what a session has staged into once has its columns for good."""
+        """One per schema, since a session's staging table keeps the columns that it was made with."""
         return f"b_{self.dataset_version.hex}_{self.schema.hash[-12:]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows of one producer, in the order of the schema's columns, bytea as bytes. ``scope`` is what its task was
-    about."""
+    """Rows of one producer, in the order of the schema's columns, bytea as bytes. ``scope`` is the range
+    of its task."""
 
     producer: str
     revision: int
     scope: BlockRange | None
-    rows: Sequence[Row]
+    rows: Sequence[BufferRow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraction:
-    """Of a producer's rows about these blocks, those below ``revision`` no longer hold."""
+    """Retracts a producer's rows about these blocks that were made below ``revision``."""
 
     producer: str
     revision: int
@@ -73,8 +75,8 @@ class Retraction:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """How many rows were inserted or replaced and how many retracted, how far the dataset has come, and under which
-    number that is still to be said (None when there is nothing to say: the table is empty)."""
+    """How many rows were inserted or replaced and how many retracted, the dataset's position, and the id of the
+    pending event about it (None for an empty table, which has none)."""
 
     written: int
     retracted: int
@@ -83,10 +85,10 @@ class Merged:
 
 
 class BufferStore(HotStore):
-    """``begin`` with ``EVERYTHING`` comes first; see ``HotStore`` for that, and for ``unsaid`` and ``said``."""
+    """``begin`` with ``EVERYTHING`` comes first; see ``HotStore`` for that and for pending events."""
 
     async def ensure(self, table: BufferTable) -> None:
-        """Make the table, or add what its schema has gained; ``Invalid`` for any other difference."""
+        """Make the table, or add new columns of its schema; ``Invalid`` for any other difference."""
         columns = [[column.name, POSTGRES_TYPES[column.type]] for column in table.schema.columns]
         async with self.connection() as connection:
             try:
@@ -97,13 +99,13 @@ class BufferStore(HotStore):
                     list(table.schema.unique),
                 )
             except asyncpg.PostgresError as error:
-                raise _meaning(error) from error
+                raise meaning(error, _REFUSALS) from error
 
     async def merge(
         self, writer: Writer, table: BufferTable, batches: Sequence[Batch], retractions: Sequence[Retraction]
     ) -> Merged:
-        """All or nothing. ``Conflict`` when a newer sink has begun, ``Invalid`` (``REFUSED``) when it is the
-        rows that the database doesn't take, ``Unavailable`` when the same may succeed later."""
+        """All or nothing. ``Conflict`` when a newer sink has begun, ``Invalid`` (``REFUSED``) when the
+        database refuses the rows themselves, ``Unavailable`` when the same may succeed later."""
         async with self.connection() as connection:
             try:
                 async with connection.transaction():
@@ -112,13 +114,14 @@ class BufferStore(HotStore):
                         _SQL.merge, *_arguments(writer, table, batches, retractions)
                     )
             except asyncpg.PostgresError as error:
-                raise _meaning(error) from error
+                raise meaning(error, _REFUSALS) from error
+            # asyncpg encodes rows itself, and raises these before the server sees the value.
             except (ValueError, OverflowError, TypeError) as error:
                 raise Invalid(REFUSED, f"a value can't be sent to the database: {error}") from error
         return Merged(row["written"], row["retracted"], row["reached"], row["outbox"])
 
     async def position(self, dataset_version: UUID) -> int:
-        """How far the dataset has come; 0 when nothing was ever written."""
+        """The dataset's highest position; 0 when nothing was ever written."""
         async with self.connection() as connection:
             return int(await connection.fetchval(_SQL.position, dataset_version))
 
@@ -131,6 +134,7 @@ class BufferStore(HotStore):
             table.staging_table,
             records=(
                 (number, *row)
+                # The number says which batch a row belongs to.
                 for number, row in enumerate((row for batch in batches for row in batch.rows), 1)
             ),
             columns=("#", *names),
@@ -138,7 +142,7 @@ class BufferStore(HotStore):
 
 
 def bytes_columns(schema: BufferSchema) -> list[int]:
-    """Where a row has bytes."""
+    """The places of bytea columns in a row."""
     return [place for place, column in enumerate(schema.columns) if column.type is ColumnType.BYTEA]
 
 
@@ -166,15 +170,3 @@ def _arguments(
 def _starts(batches: Sequence[Batch]) -> list[int]:
     """The number of each batch's first row. An empty one begins where the next does, which has the rows."""
     return list(accumulate((len(batch.rows) for batch in batches[:-1]), initial=1)) if batches else []
-
-
-def _meaning(error: asyncpg.PostgresError) -> Conflict | Invalid | Unavailable:
-    """Only what is the rows' own fault may be held against them: a table that is gone must not bury every batch."""
-    code = str(error.sqlstate or "")
-    if code == _STALE:
-        return Conflict("StaleEpoch", "a newer sink has begun on this dataset")
-    if code == _UNFIT:
-        return Invalid("SchemaRefused", f"the dataset's table can't have this schema: {error}")
-    if code[:2] in _ROWS_AT_FAULT:
-        return Invalid(REFUSED, f"the data database refuses the rows: {error}")
-    return Unavailable("DataUnavailable", f"the data database failed: {error}")

@@ -1,10 +1,10 @@
-"""Commits to the data database: fenced, in one transaction with what must be said about them.
+"""Commits to the data database: fenced, in one transaction with the events that follow from them.
 
-The order is the promise: an attempt writes its fence first, operators then load staging tables by the login of
-their attempt's ticket (``tickets``), and ``commit``
-makes them the dataset's rows only if no newer attempt has written a fence for those blocks meanwhile. What follows
-(a cursor event, an invalidation) is kept in the same transaction and handed out by ``unsaid`` until ``said``, so
-that a crash between the data and its event loses neither.
+The order is the promise. An attempt writes its fence first; operators then load staging tables by the login of
+their attempt's ticket (``tickets``); ``commit`` makes the staged rows the dataset's only if no newer attempt has
+written a fence for those blocks meanwhile. The events that follow (a cursor event, an invalidation) are recorded
+in the same transaction and stay pending until ``mark_delivered``, so that a crash between the data and its event
+loses neither.
 """
 
 from __future__ import annotations
@@ -20,26 +20,50 @@ import asyncpg
 import msgspec
 import structlog
 
-from tracelake import sqlfiles
 from tracelake.contracts.dispatcher_api import EventIn
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.domain.table_layout import PLAIN, TableLayout
-from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
-from tracelake.secret import Secret
+from tracelake.postgres import sqlfiles
+from tracelake.postgres.sessions import KEEPALIVES, end_transactions_after
+from tracelake.settings import Secret
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/commit.sql")
 _COMMAND_SECONDS = 600
 # Before the shortest of the limits on waiting for a lock that functions of the data database set for themselves.
 _PATIENCE_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
+# Error codes that functions of the data database raise.
 _STALE = "TL001"
 _UNFIT = "TL002"
 _LOST = "TL003"
+REFUSED = "RowsRefused"
 # Sent as text: the database compares revisions as numbers.
 Revisions = dict[str, int]
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """How one kind of writer words the refusals of the data database.
+
+    ``rows_at_fault`` are the classes of errors that the rows cause, which are refused again; all others come from
+    the database's state and may pass.
+    """
+
+    stale: str
+    unfit: str
+    unfit_prefix: str = ""
+    rows_at_fault: tuple[str, ...]
+
+
+_REFUSALS = Refusals(
+    stale="a newer attempt has begun on these blocks",
+    unfit="RowsUnfit",
+    # Values, constraints, names and types.
+    rows_at_fault=("22", "23", "42"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +90,7 @@ class StagedOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaid:
+class PendingEvents:
     """``inputs`` are the revisions that the commit was made from."""
 
     outbox_id: int
@@ -82,33 +106,38 @@ class HotStore:
         self._pool: asyncpg.Pool[Any] | None = None
 
     async def begin(self, writer: Writer, version: UUID, span: BlockRange) -> None:
-        """Write the fence. ``Conflict`` when a newer attempt has been here."""
+        """Write the fence. ``Conflict`` when a newer attempt has written one."""
         async with self.connection() as connection:
             written = await connection.fetchval(
                 _SQL.begin, version, writer.task_id, writer.epoch, span.start, span.end, _json(writer.inputs)
             )
+            # Refused before anything is loaded: this attempt's rows could never be committed.
             if not written:
-                raise _stale()
+                raise Conflict("StaleEpoch", _REFUSALS.stale)
 
     async def commit(
         self, writer: Writer, outputs: Sequence[StagedOutput], span: BlockRange, events: Sequence[EventIn]
     ) -> list[int]:
-        """All outputs and what follows, or nothing; answers how many rows each has got."""
+        """Commit all outputs and record the events, or nothing; returns how many rows each output got."""
         async with self.connection() as connection, connection.transaction():
+            # In the order of versions, so that two commits that share outputs can't deadlock.
             rows = {
                 output.dataset_version: await self._commit_one(connection, writer, output, span)
                 for output in sorted(outputs, key=lambda output: output.dataset_version)
             }
+            # In the transaction of the rows: a crash leaves both, or neither.
             if events:
-                await connection.execute(_SQL.say, writer.task_id, _json(list(events)), _json(writer.inputs))
+                await connection.execute(
+                    _SQL.record_events, writer.task_id, _json(list(events)), _json(writer.inputs)
+                )
         return [rows[output.dataset_version] for output in outputs]
 
-    async def unsaid(self, task_id: UUID) -> list[Unsaid]:
-        """What this task's commits have to say and the Dispatcher hasn't accepted yet, oldest first."""
+    async def pending_events(self, task_id: UUID) -> list[PendingEvents]:
+        """Events of this task's commits that the Dispatcher hasn't accepted yet, oldest first."""
         async with self.connection() as connection:
-            found = await connection.fetch(_SQL.unsaid, task_id)
+            found = await connection.fetch(_SQL.pending_events, task_id)
         return [
-            Unsaid(
+            PendingEvents(
                 row["outbox_id"],
                 msgspec.json.decode(row["events"], type=list[EventIn]),
                 msgspec.json.decode(row["inputs"], type=Revisions),
@@ -116,9 +145,9 @@ class HotStore:
             for row in found
         ]
 
-    async def said(self, outbox_id: int) -> None:
+    async def mark_delivered(self, outbox_id: int) -> None:
         async with self.connection() as connection:
-            await connection.execute(_SQL.said, outbox_id)
+            await connection.execute(_SQL.mark_delivered, outbox_id)
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -147,14 +176,17 @@ class HotStore:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """Errors of the database in the platform's own terms."""
+        """A connection of the pool; the database's errors are raised as the platform's own."""
         try:
             if self._pool is None:
                 self._pool = await asyncpg.create_pool(
                     self.dsn.reveal(),
+                    # A worker that touches no hot tables opens no
+                    # connection, and starts while the database is away.
                     min_size=0,
                     max_size=4,
                     command_timeout=_COMMAND_SECONDS,
+                    # Beyond the client's own limit, so that it only ends sessions whose client is gone.
                     init=end_transactions_after(_COMMAND_SECONDS + 60),
                     reset=_reset,
                     server_settings={**KEEPALIVES, "application_name": "tracelake-worker"},
@@ -162,19 +194,22 @@ class HotStore:
             async with self._pool.acquire() as connection, self._freed(connection.get_server_pid()):
                 yield connection
         except asyncpg.PostgresError as error:
-            raise _meaning(error) from error
+            raise meaning(error, _REFUSALS) from error
         except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             # A connection that ends between two statements may show as either of the driver's own errors.
             raise Unavailable("DataUnavailable", f"the data database can't be reached: {error}") from error
 
     @asynccontextmanager
     async def _freed(self, pid: int) -> AsyncIterator[None]:
-        """A guest can leave a transaction open that this session waits for: then another one ends the guest's."""
+        """A guest can leave a transaction open that this session waits for: then a second session ends the
+        guest's."""
         looking: set[asyncio.Task[None]] = set()
 
         def begin_to_look() -> None:
+            # Held in a set: the event loop's own reference to a task is weak.
             looking.add(asyncio.create_task(self._end_blockers(pid)))
 
+        # Nearly every call is done before, and costs no second session.
         timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, begin_to_look)
         try:
             yield
@@ -184,22 +219,23 @@ class HotStore:
                 task.cancel()
 
     async def _end_blockers(self, pid: int) -> None:
-        """Again and again, by a session that isn't the pool's: all of those may be waiting."""
+        """Repeat it by a session outside of the pool, all of whose sessions may be waiting."""
         try:
             asking: asyncpg.Connection[Any] = await asyncpg.connect(self.dsn.reveal(), timeout=10)
             try:
                 while True:
                     if ended := await asking.fetchval(_SQL.end_blockers, pid):
-                        log.warning("sessions that held up the platform were ended", sessions=ended)
+                        _log.warning("blocking sessions terminated", sessions=ended)
                     await asyncio.sleep(_PAUSE_SECONDS)
             finally:
+                # This task is ended by a cancel, and a close in order would be one more wait.
                 asking.terminate()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            log.debug("can't look who holds up the platform", error=str(error))
+            _log.debug("cannot find blocking sessions", error=str(error))
 
 
 async def _reset(connection: Any) -> None:
-    """Nothing here changes a session, and a round trip more for every statement is felt at the tip of a chain."""
+    """No call changes its session, and one more round trip for every statement would delay the tip of a chain."""
     if connection.is_in_transaction():
         await connection.reset()
 
@@ -208,18 +244,15 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _stale() -> Conflict:
-    return Conflict("StaleEpoch", "a newer attempt has begun on these blocks")
-
-
-def _meaning(error: asyncpg.PostgresError) -> Conflict | Invalid | Unavailable:
+def meaning(error: asyncpg.PostgresError, refusals: Refusals) -> Conflict | Invalid | Unavailable:
+    """The error of our tree that an error of the data database stands for."""
     code = str(error.sqlstate or "")
     if code == _STALE:
-        return _stale()
+        return Conflict("StaleEpoch", refusals.stale)
     if code == _UNFIT:
-        return Invalid("RowsUnfit", str(error))
+        return Invalid(refusals.unfit, f"{refusals.unfit_prefix}{error}")
     if code == _LOST:
-        return Unavailable("StagedRowsLost", f"what was staged isn't there any more: {error}")
-    if code[:2] in ("22", "23", "42"):
-        return Invalid("RowsRefused", f"the data database refuses the rows: {error}")
+        return Unavailable("StagedRowsLost", f"staged rows are missing: {error}")
+    if code[:2] in refusals.rows_at_fault:
+        return Invalid(REFUSED, f"the data database refuses the rows: {error}")
     return Unavailable("DataUnavailable", f"the data database failed: {error}")

@@ -1,34 +1,40 @@
-"""Sets up the data database and its roles: one that owns staging tables, one that commits them, one that reads.
+"""Sets up the data database and its roles: one owns staging tables, one commits them, one reads.
 
-Nobody logs in by the first one; the other two are for processes that are trusted. Operators get neither: each
-attempt has a login of its own, which the writer asks functions of this database for (``tracelake.open_ticket``).
-These make roles as whoever has installed them, who must therefore be allowed to.
+The first one can't log in; the other two are for trusted processes. Operators get neither: each attempt has a
+login of its own, which the writer asks functions of this database for (``tracelake.open_ticket``). These
+functions make roles with the rights of the installing role, which must therefore be allowed to create roles.
 
-Passwords of the two logins belong to the database (schema ``installation``): the first install puts them there,
-later ones take what they find, from whichever home they are run. Installing again is safe: it migrates, and renews
-grants and passwords.
+Passwords of the two logins belong to the database (schema ``installation``): the first install stores them, later
+ones, from any home, use the stored ones. Installing again is safe: it migrates, applies changed functions, and
+renews grants and passwords.
+
+``forget_fences`` is for a restore of either database, before a worker uses it. Fences name epochs and revisions
+of inputs that the restored state database may not have; one that is ahead of it would keep every attempt away
+from its blocks. Without fences, attempts from before the restore commit nothing, and new attempts write new
+fences.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg
 
-from tracelake import scram, sqlfiles
-from tracelake.domain.errors import Conflict, Unavailable
-from tracelake.migrations import Schema
-from tracelake.roles import act_as, change_roles, strip_public
-from tracelake.secret import Secret
+from tracelake.domain.errors import Conflict
+from tracelake.hot.put_functions import put_functions
+from tracelake.postgres import scram, sqlfiles
+from tracelake.postgres.dsn import with_login
+from tracelake.postgres.migrations import Schema
+from tracelake.postgres.roles import act_as, change_roles, strip_public
+from tracelake.postgres.sessions import connected
+from tracelake.settings import Secret
 
 STAGING_ROLE = "tracelake_staging"
 WRITER_ROLE = "tracelake_writer"
 READER_ROLE = "tracelake_reader"
 _ROLES = (STAGING_ROLE, WRITER_ROLE, READER_ROLE)
-
 _SETTINGS = {
     WRITER_ROLE: {"idle_in_transaction_session_timeout=10s"},
     READER_ROLE: {
@@ -38,16 +44,18 @@ _SETTINGS = {
         "idle_in_transaction_session_timeout=5min",
     },
 }
-"""What the grants set for the roles in this database; they have no settings elsewhere."""
-
+"""Settings of the roles in this database, made by the grants; they have none elsewhere."""
 _SQL = sqlfiles.load("tracelake.hot", "sql/install.sql")
 _DATA = Schema("data", "tracelake.hot.migrations")
+_RESTORED_SQL = sqlfiles.load("tracelake.hot", "sql/restored.sql")
+_REFUSALS = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError)
+_connected = partial(connected, unavailable="DataUnavailable", database="the data database")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
     """``applied`` are the names of the migrations that were missing; the passwords are those that hold now.
-    ``left_to_everybody`` is what Postgres lets everybody do and the installer couldn't take back."""
+    ``left_to_everybody`` are default rights of PUBLIC that the installer couldn't revoke."""
 
     applied: list[str]
     writer_password: Secret
@@ -56,13 +64,14 @@ class Installed:
 
 
 async def install(
-    admin_dsn: str, *, writer_password: Secret, reader_password: Secret, replace: bool = False
+    owner_dsn: str, *, writer_password: Secret, reader_password: Secret, replace: bool = False
 ) -> Installed:
-    """Prepare the database of ``admin_dsn``. The passwords given are for a database that has none yet, unless they
+    """Prepare the database of ``owner_dsn``. The passwords given are for a database that has none yet, unless they
     are to ``replace`` those that it has."""
-    async with _connected(admin_dsn) as connection:
+    async with _connected(owner_dsn) as connection:
         is_superuser = await _check_installer(connection)
         applied = await _DATA.migrate(connection)
+        # The stored password wins, or an install from a second home would lock out the workers of the first.
         statement = _SQL.replace_login if replace else _SQL.keep_login
         writer_password = Secret(await connection.fetchval(statement, WRITER_ROLE, writer_password.reveal()))
         reader_password = Secret(await connection.fetchval(statement, READER_ROLE, reader_password.reveal()))
@@ -79,19 +88,24 @@ async def install(
         async def put_grants() -> None:
             nonlocal left_to_everybody
             await connection.execute(_SQL.one_at_a_time)
+            await put_functions(connection)
             await connection.execute(await connection.fetchval(_SQL.close_database))
             left_to_everybody = await strip_public(connection)
+            # By default only a superuser can grant that role.
+            # Without it attempts could use up all connections.
             if is_superuser:
                 await connection.execute(await connection.fetchval(_SQL.reserve, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grants, STAGING_ROLE, WRITER_ROLE))
             await connection.execute(await connection.fetchval(_SQL.open_staging, STAGING_ROLE))
             await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
+            # PUBLIC may execute a new function until that is revoked.
             await connection.execute(_SQL.revoke_functions)
             await connection.execute(await connection.fetchval(_SQL.grant_functions, WRITER_ROLE))
 
-        # Every attempt waits for the lock of the grants; roles, which their own sessions may hold, come before it.
-        await change_roles(connection, put_roles, dsn=admin_dsn, guests=_ROLES)
-        await change_roles(connection, put_grants, dsn=admin_dsn, guests=_ROLES)
+        # Every attempt waits for the lock that the grants take, so the roles, which sessions of their own may hold
+        # up, are changed before it.
+        await change_roles(connection, put_roles, dsn=owner_dsn, guests=_ROLES)
+        await change_roles(connection, put_grants, dsn=owner_dsn, guests=_ROLES)
         await connection.execute(_SQL.end_sessions, STAGING_ROLE)
         return Installed(
             applied=applied,
@@ -101,24 +115,25 @@ async def install(
         )
 
 
-async def open_databases(admin_dsn: str) -> list[str]:
-    """The other databases of the server that an attempt's login could enter: every one is open to everybody until
-    somebody closes it. They aren't this module's to close unasked."""
-    async with _connected(admin_dsn) as connection:
+async def open_databases(owner_dsn: str) -> list[str]:
+    """The other databases of the server that an attempt's login could enter: each is open to PUBLIC until that is
+    revoked. They aren't this module's to close unasked."""
+    async with _connected(owner_dsn) as connection:
         return [row["datname"] for row in await connection.fetch(_SQL.open_databases)]
 
 
-async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
+async def restore_roles(owner_dsn: str, *, writer_password: Secret, reader_password: Secret) -> list[str]:
     """Give those roles their passwords, settings and rights again that have other ones now, and return which they
     were: a role can't be kept from changing its own. Costs three logins when all is well."""
     passwords = {WRITER_ROLE: writer_password, READER_ROLE: reader_password}
-    async with _connected(admin_dsn) as connection:
+    async with _connected(owner_dsn) as connection:
         changed = [
             role
             for role, password in passwords.items()
             if set(await connection.fetchval(_SQL.settings, role)) != _SETTINGS[role]
             or await _lacks_rights(connection, role)
-            or not await _gets_in(admin_dsn, role, password)
+            # Last, since it costs a login.
+            or not await _gets_in(owner_dsn, role, password)
         ]
 
         async def put_roles() -> None:
@@ -129,7 +144,7 @@ async def restore_roles(admin_dsn: str, *, writer_password: Secret, reader_passw
             await connection.execute(await connection.fetchval(_SQL.grant_reading, READER_ROLE, WRITER_ROLE))
 
         if changed:
-            await change_roles(connection, put_roles, dsn=admin_dsn, guests=_ROLES)
+            await change_roles(connection, put_roles, dsn=owner_dsn, guests=_ROLES)
         return changed
 
 
@@ -137,18 +152,6 @@ async def _lacks_rights(connection: asyncpg.Connection[Any], role: str) -> bool:
     if role == WRITER_ROLE:
         return bool(await connection.fetchval(_SQL.lacks_writing, STAGING_ROLE, WRITER_ROLE))
     return bool(await connection.fetchval(_SQL.lacks_reading, READER_ROLE, WRITER_ROLE))
-
-
-@asynccontextmanager
-async def _connected(admin_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    try:
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(admin_dsn, timeout=10)
-    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-        raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def _check_installer(connection: asyncpg.Connection[Any]) -> bool:
@@ -182,14 +185,19 @@ async def _put_role(connection: asyncpg.Connection[Any], role: str, password: Se
     await connection.execute(await connection.fetchval(statement, role, scram.verifier(password.reveal())))
 
 
-async def _gets_in(dsn: str, role: str, password: Secret) -> bool:
+async def _gets_in(owner_dsn: str, role: str, password: Secret) -> bool:
     try:
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(
-            dsn, user=role, password=password.reveal(), timeout=10
-        )
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError):
+        async with _connected(with_login(owner_dsn, role, password.reveal()), raised=_REFUSALS):
+            return True
+    # Only a refusal means that the login was changed; an outage must not reset passwords.
+    except _REFUSALS:
         return False
-    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-        raise Unavailable("DataUnavailable", f"can't connect to the data database: {error}") from None
-    await connection.close()
-    return True
+
+
+async def forget_fences(owner_dsn: str) -> int:
+    """Delete all fences; returns how many there were."""
+    async with _connected(owner_dsn) as connection:
+        try:
+            return int(await connection.fetchval(_RESTORED_SQL.forget_fences))
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            raise Conflict("NotRestored", "this is no data database: it has no fences") from None

@@ -1,8 +1,8 @@
-"""Tickets: a login in the data database for each attempt, and for that one alone.
+"""Tickets: a login in the data database for each attempt, and for that attempt alone.
 
-What an operator is handed it may keep, give away or spoil. So it is handed a login that nobody else uses: one
-that may fill its own attempt's staging tables and read its own inputs, and is gone when the attempt is over. The
-tickets of a wrapper that has died aren't renewed any more, and whoever comes next closes them.
+An operator may keep, pass on or spoil any credential that it gets. So it gets a login that no other attempt uses:
+one that may fill its own attempt's staging tables and read its own inputs, and is dropped when the attempt ends.
+A wrapper that has died no longer renews its tickets, and the next sweep of another wrapper closes them.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from uuid import UUID
 
 import asyncpg
 
-from tracelake import scram, sqlfiles
 from tracelake.domain.errors import Conflict, Unavailable
 from tracelake.hot.commit import HotStore
-from tracelake.secret import Secret
+from tracelake.postgres import scram, sqlfiles
+from tracelake.postgres.dsn import with_login
+from tracelake.settings import Secret
 
 _SQL = sqlfiles.load("tracelake.hot", "sql/tickets.sql")
 _TRIES = 20
 _PAUSE_SECONDS = 0.05
-_OF_A_LOGIN = ("user", "password", "passfile")
-_OF_AN_ADDRESS = ("host", "hostaddr", "port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who gets a ticket: an attempt, with the epoch that it stages under, if it does, and the dataset versions that
-    it reads."""
+class TicketHolder:
+    """An attempt, with the epoch that it stages under (None if it doesn't stage) and the dataset versions that it
+    reads."""
 
     task_id: UUID
     attempt: int
@@ -43,9 +41,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """``dsn`` opens the data database by the login; ``password`` is what nobody else should read of it."""
+    """``dsn`` opens the data database by the login, and contains ``password``."""
 
-    holder: Holder
+    holder: TicketHolder
     login: str
     password: Secret
     dsn: Secret
@@ -59,34 +57,37 @@ class Tickets:
         self._store = store
         self._address = address
 
-    async def open(self, holder: Holder) -> Ticket:
-        """Tickets of the task's earlier attempts are closed by it, and what those staged is swept. ``Conflict``
-        when a later one has a ticket."""
-        # 256 random bits: nobody guesses them, however fast.
+    async def open(self, holder: TicketHolder) -> Ticket:
+        """Closes the tickets of the task's earlier attempts and sweeps their staging tables. ``Conflict`` when a
+        later attempt has a ticket."""
+        # 256 random bits can't be guessed, so the verifier needs no iterations to slow guessing down.
         login, password = f"tracelake_t_{secrets.token_hex(12)}", secrets.token_urlsafe(32)
-        dsn = login_dsn(self._store.dsn.reveal(), login, password, self._address)
+        dsn = with_login(self._store.dsn.reveal(), login, password, self._address)
         ticket = Ticket(holder, login, Secret(password), Secret(dsn))
         await self._open(ticket)
         return ticket
 
     async def close(self, ticket: Ticket) -> None:
-        """Its sessions end, and its staging tables are gone, if nobody is in the middle of a load."""
+        """End its sessions and drop its staging tables, except those that are being loaded right now."""
         async with self._store.connection() as connection:
+            # The login first: a session that stays could still make tables behind the sweep.
             await _change(connection, _SQL.close, ticket.login)
             await _sweep_tables(connection)
 
     async def renew(self, tickets: Sequence[Ticket]) -> None:
-        """One that was swept, since nobody could renew it for a while, is opened again; what was staged by it is
-        gone. Not so that of an attempt which has been superseded meanwhile."""
+        """A ticket that was swept because it couldn't be renewed for a while is opened again, without its staged
+        rows; that of an attempt that was superseded meanwhile is not."""
         async with self._store.connection() as connection:
             gone = await _change(connection, _SQL.renew, [ticket.login for ticket in tickets])
         for ticket in tickets:
             if ticket.login in gone:
+                # A later attempt has the task: this one's login
+                # stays closed, and its commit is refused anyway.
                 with suppress(Conflict):
                     await self._open(ticket)
 
     async def sweep(self) -> None:
-        """What wrappers that are gone have left: some of it, if that is much."""
+        """Close tickets of wrappers that are gone and drop leftover staging tables, a limited number per call."""
         async with self._store.connection() as connection:
             await _change(connection, _SQL.sweep)
             await _sweep_tables(connection)
@@ -100,26 +101,16 @@ class Tickets:
             await _sweep_tables(connection)
 
 
-def login_dsn(dsn: str, login: str, password: str, address: str | None = None) -> str:
-    """The same server and database by this login, which needs no quoting; nothing of the former one's is left."""
-    parts = urlsplit(dsn)
-    dropped = _OF_A_LOGIN if address is None else (*_OF_A_LOGIN, *_OF_AN_ADDRESS)
-    kept = [(key, value) for key, value in parse_qsl(parts.query) if key not in dropped]
-    if address is not None and "sslmode" not in dict(kept):
-        kept.append(("sslmode", "disable"))
-    server = address or parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{login}:{password}@{server}", query=urlencode(kept)))
-
-
 async def _change(connection: Any, statement: str, *arguments: object) -> Any:
-    """Tickets are changed one after another. Somebody who changes the rights on the same tables by hand, or by an
-    install, may still come between: then it is tried again."""
+    """Tickets are changed one after another, but an install, or a GRANT by hand on the same tables, may still come
+    between: then the statement is tried again."""
     left = _TRIES
     while True:
         try:
             return await connection.fetchval(statement, *arguments)
         except asyncpg.InternalServerError as error:
             left -= 1
+            # Postgres has no code for a catalogue row that another session changed, only this text.
             if not left or "concurrently" not in str(error):
                 raise
         except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError) as error:
@@ -131,9 +122,10 @@ async def _change(connection: Any, statement: str, *arguments: object) -> Any:
 
 
 async def _sweep_tables(connection: Any) -> None:
-    """Tables that nobody can commit. A session that was ended may be on its way out: nobody waits for that."""
+    """Drop tables that can't be committed any more, without waiting for ended sessions that still hold them."""
     for statement in await connection.fetch(_SQL.leftover_staging):
         with suppress(asyncpg.LockNotAvailableError):
+            # One per table: a table that is held must not undo the drops before it.
             async with connection.transaction():
                 await connection.execute(_SQL.wait_little)
                 await connection.execute(statement[0])

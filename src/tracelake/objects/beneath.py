@@ -1,21 +1,21 @@
-"""Files and folders beneath a held folder: opened relative to its descriptor, never through a link.
+"""Opens files and folders beneath a held folder, relative to its descriptor and never through a link.
 
-A name that was checked and is then opened by name can mean another file by then: whoever may write in one of
-the folders on the way swaps it for a link in between. So nothing here looks first: the kernel resolves the whole
-path in one call (``openat2`` with ``RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS``), or, where it can't, we go from
-descriptor to descriptor and follow no link. What was opened is what is judged, and what is used.
+A name that was checked and is then opened by name can mean another file by then: an operator that may write in
+one of the folders on the way swaps it for a link in between. So nothing here looks first: the kernel resolves the
+whole path in one call (``openat2`` with ``RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS``), or, where it can't, we go
+from descriptor to descriptor and follow no link. The opened descriptor is checked, and the same descriptor is
+used.
 
     folder = HeldFolder(Path("/srv/objects"))
     descriptor = open_file(folder.descriptor(), "dataset/a/rows.parquet")
 
-Paths are relative, with ``/`` between names; ``""`` is the folder itself. A path that leads through a link, or out
-of the folder, is ``LeadsElsewhere``; what is there and isn't a plain file ``NotAFile``. Both are ``OSError``, as
-is whatever the disk says.
+Paths are relative, with ``/`` between names; ``""`` is the folder itself. A path that leads through a link, or
+out of the folder, is ``LeadsElsewhere``; anything but a plain file is ``NotAFile``. Both are ``OSError``, as are
+errors of the disk.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -25,15 +25,14 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_OPENAT2 = 437  # the same number on every architecture
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_NO_SYMLINKS = 0x04
-_RESOLVE_BENEATH = 0x08
+from tracelake import kernel
+
+_BENEATH_WITHOUT_LINKS = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
 _TRIES = 16
 _LEASE_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Waits for no pipe's other end, and takes no terminal.
+# Doesn't wait for a pipe's other end, and doesn't acquire a controlling terminal.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -52,8 +51,8 @@ class NotAFile(OSError):
 
 
 class HeldFolder:
-    """A folder whose name is ours, held open. One that was removed, or replaced while nobody looked (a disk that
-    was mounted there), is found again by that name, as long as no link is on the way."""
+    """A folder of the installation, held open. If it was removed or replaced meanwhile (by a disk that was mounted
+    there), it is opened again by its name, as long as no link is on the way."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
@@ -61,17 +60,17 @@ class HeldFolder:
         weakref.finalize(self, os.close, self._held)
 
     def descriptor(self) -> int:
-        """Stays this object's own. ``FileNotFoundError`` when the folder is gone."""
+        """Still belongs to this object: don't close it. ``FileNotFoundError`` when the folder is gone."""
         if not os.path.samestat(os.lstat(self.path), os.fstat(self._held)):
             found = _open_root(self.path)
-            # Others may be using the old number right now: it keeps its place and gets a new meaning.
+            # Other threads may be using the old number right now: it stays open and refers to the new folder.
             os.dup2(found, self._held, inheritable=False)
             os.close(found)
         return self._held
 
 
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Without a link anywhere on the way. Any kind of thing may be opened: judge it by its descriptor."""
+    """A descriptor, without a link anywhere on the way. It may be of any kind of file: check it by ``fstat``."""
     if path == "":
         return os.open(".", flags | os.O_CLOEXEC, dir_fd=root)
     _names(path)
@@ -80,20 +79,23 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
             try:
                 return _openat2(root, path, flags | os.O_CLOEXEC, mode)
             except OSError as error:
+                # ELOOP is a link on the way, EXDEV a way out of the folder.
                 if error.errno in (errno.ELOOP, errno.EXDEV):
                     raise LeadsElsewhere(path) from None
+                # EAGAIN: a rename disturbed the kernel's check, or a lease on the file is being broken.
                 if error.errno not in (errno.EAGAIN, errno.EINTR):
                     raise
     return _open_name_by_name(root, path, flags | os.O_CLOEXEC, mode)
 
 
 def open_file(root: int, path: str, *, only_name: bool = False) -> int:
-    """A plain file for reading; waits for no pipe's other end, and a moment at most for who has a lease on the file
-    and has to give it back. With ``only_name``, one that has no other name anywhere: whoever wrote it here didn't
-    link it from a place that they can't read."""
+    """A plain file for reading; never waits for a pipe's other end, and at most a moment for the holder of a
+    lease on the file. With ``only_name``, a file that has no other name: it isn't a hard link to a file that its
+    writer can't read."""
     try:
         descriptor = _open_patiently(root, path)
     except OSError as error:
+        # The kernel opens no socket, and no device without a driver.
         if error.errno in (errno.ENXIO, errno.ENODEV):
             raise NotAFile(path) from None
         raise
@@ -110,19 +112,19 @@ def _open_patiently(root: int, path: str) -> int:
         try:
             return open_beneath(root, path, _FILE)
         except BlockingIOError:
-            # The kernel has told whoever has the lease; it is theirs no longer once they answer.
+            # The kernel has signalled the holder of the lease; the open succeeds once the holder releases it.
             if time.monotonic() > until or not stat.S_ISREG(stat_beneath(root, path).st_mode):
                 raise
         time.sleep(_LOOK_SECONDS)
 
 
 def open_folder(root: int, path: str) -> int:
-    """For listing, and for what is made, renamed and removed in it by ``dir_fd``."""
+    """For listing, and for creating, renaming and removing in it by ``dir_fd``."""
     return open_beneath(root, path, _FOLDER)
 
 
 def stat_beneath(root: int, path: str) -> os.stat_result:
-    """What lies there, without opening it."""
+    """The file's status, without opening its content."""
     descriptor = open_beneath(root, path, os.O_PATH)
     try:
         return os.fstat(descriptor)
@@ -131,17 +133,19 @@ def stat_beneath(root: int, path: str) -> os.stat_result:
 
 
 def make_folder(root: int, path: str, mode: int = 0o755, *, whatever_umask: bool = False) -> int:
-    """The folder, with those on the way to it as far as they are missing, open."""
+    """An open descriptor of the folder, which is made with all missing folders on the way."""
     at = open_folder(root, "")
     try:
         for name in _names(path):
             made = False
+            # Another process may make the same folder now; it is opened without following a link in any case.
             with suppress(FileExistsError):
                 os.mkdir(name, mode, dir_fd=at)
                 made = True
             below = open_folder(at, name)
             os.close(at)
             at = below
+            # mkdir subtracts the umask; a folder that was there keeps its mode.
             if made and whatever_umask:
                 os.fchmod(at, mode)
     except BaseException:
@@ -157,7 +161,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def _names(path: str) -> list[str]:
-    """Refuses what could mean another place than it says."""
+    """The path's segments; refuses those that could lead to another place."""
     names = path.split("/") if path else []
     if "\0" in path or any(name in ("", ".", "..") for name in names):
         raise LeadsElsewhere(path)
@@ -169,6 +173,7 @@ def _open_name_by_name(root: int, path: str, flags: int, mode: int) -> int:
     at = os.dup(root)
     try:
         for name in folders:
+            # O_PATH needs the right to pass through a folder, not the right to list it.
             below = _open_unfollowed(at, name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, path)
             os.close(at)
             at = below
@@ -181,6 +186,7 @@ def _open_unfollowed(at: int, name: str, flags: int, mode: int, path: str) -> in
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=at)
     except OSError as error:
+        # With O_DIRECTORY the kernel reports a link as ENOTDIR.
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(at, name)):
             raise LeadsElsewhere(path) from None
         raise
@@ -192,7 +198,7 @@ def _open_unfollowed(at: int, name: str, flags: int, mode: int, path: str) -> in
 
 
 def _is_link(at: int, name: str) -> bool:
-    """Only tells which error it is; nothing was opened."""
+    """Only distinguishes two errors; nothing was opened."""
     with suppress(OSError):
         return stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
     return False
@@ -207,30 +213,8 @@ def _open_root(path: Path) -> int:
         os.close(beginning)
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-@cache
-def _syscall() -> ctypes._NamedFuncPointer:
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.restype = ctypes.c_long
-    return call
-
-
 def _openat2(root: int, path: str, flags: int, mode: int) -> int:
-    how = _OpenHow(flags, mode, _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
-    descriptor: int = _syscall()(
-        ctypes.c_long(_OPENAT2),
-        ctypes.c_int(root),
-        ctypes.c_char_p(os.fsencode(path)),
-        ctypes.byref(how),
-        ctypes.c_size_t(ctypes.sizeof(how)),
-    )
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return descriptor
+    return kernel.openat2(root, path, flags, mode, _BENEATH_WITHOUT_LINKS)
 
 
 @cache

@@ -1,38 +1,40 @@
 """The object store as a directory, for one machine or a shared mount.
 
-Object stores know no links, so below the root a symbolic link is refused wherever it leads: a link from
-one attempt's staging into another's, or out of the root, would make a checked name mean another file. Operators
-write in folders of their own below the root while we work there, so every object is opened relative to the root's
-descriptor (``beneath``), judged by what was opened, and made, renamed or removed in the folder that was opened.
-The root itself may be reached through a link; it's resolved once, and URIs name the resolved place.
-Calls run in threads, since a disk can block.
+Object stores have no links, so below the root a symbolic link is refused wherever it leads: a link from one
+attempt's staging into another's, or out of the root, would make a checked name mean another file. Operators write
+in folders of their own below the root at the same time, so every object is opened relative to the root's
+descriptor (``beneath``), judged by the descriptor, and made, renamed or removed in the opened folder. The root
+itself may be reached through a link; it is resolved once, and URIs name the resolved place.
+
+An upload is a temporary file below the root, so on the same disk, that is renamed when complete; a crash leaves a
+hidden file that no listing shows. Calls run in threads, since a disk can block.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import secrets
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ParamSpec, TypeVar
 from uuid import UUID
 
 from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
-from tracelake.objects import beneath, layout
-from tracelake.objects.base import ObjectStat
-from tracelake.objects.directory_upload import DirectoryUpload
-from tracelake.objects.disk import in_thread
-from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
+from tracelake.objects import base, beneath
+from tracelake.objects.base import ObjectLocation, ObjectPrefix, ObjectStat
 from tracelake.trees import remove_tree
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 _TEMPORARY = ".tmp-"
 _PIECE = 1024 * 1024
 _MAX_DEPTH = 64
-"""Of folders below a listed one: each is held open while those in it are listed."""
+"""Maximum depth of folders below a listed one: each is held open while its content is listed."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class DirectoryStore:
@@ -45,6 +47,14 @@ class DirectoryStore:
     def root(self) -> ObjectPrefix:
         return self._root
 
+    @property
+    def local(self) -> DirectoryStore:
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
     def locate(self, text: str) -> ObjectLocation | ObjectPrefix:
         """Accepts ``file:///a/b`` and plain ``/a/b``."""
         uri = f"file://{text}" if text.startswith("/") else text
@@ -53,7 +63,7 @@ class DirectoryStore:
     def staging_prefix(
         self, dataset_uuid: UUID, dataset_version: UUID, task_id: UUID, attempt: int, epoch: int
     ) -> ObjectPrefix:
-        return layout.staging_prefix(self._root, dataset_uuid, dataset_version, task_id, attempt, epoch)
+        return base.staging_prefix(self._root, dataset_uuid, dataset_version, task_id, attempt, epoch)
 
     async def stat(self, location: ObjectLocation) -> ObjectStat | None:
         return await in_thread(self._stat, location)
@@ -79,7 +89,7 @@ class DirectoryStore:
             file.close()
 
     async def delete_prefix(self, prefix: ObjectPrefix) -> int:
-        if not layout.is_staging(self._root, prefix):
+        if not base.is_staging(self._root, prefix):
             raise Forbidden("NotStaging", f"not the staging prefix of one attempt: {prefix}")
         return await in_thread(self._delete, prefix)
 
@@ -93,7 +103,7 @@ class DirectoryStore:
                 if error.errno in _ABSENT:
                     return None
                 raise
-        # A file with a second name may be one that whoever linked it here can't read.
+        # A file with a second name may be a hard link, made by an operator that can't read the file itself.
         plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
         return ObjectStat(location, found.st_size) if plain else None
 
@@ -119,6 +129,7 @@ class DirectoryStore:
 
     def _read(self, location: ObjectLocation, max_bytes: int) -> bytes:
         with os.fdopen(self._open_descriptor(location, only_name=True), "rb") as file:
+            # One byte more shows an object above the limit; a size looked up before could change.
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             raise TooLarge("ObjectTooLarge", f"more than {max_bytes} bytes: {location}")
@@ -128,7 +139,7 @@ class DirectoryStore:
         return os.fdopen(self.open_descriptor(location), "rb")
 
     def open_descriptor(self, location: ObjectLocation) -> int:
-        """For reading, at once: whoever calls is in a thread of their own, and closes it."""
+        """For reading. Blocks, so it is called in a thread; the caller closes it."""
         return self._open_descriptor(location, only_name=False)
 
     def _open_descriptor(self, location: ObjectLocation, *, only_name: bool) -> int:
@@ -163,10 +174,13 @@ class DirectoryStore:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
+                # Before the rename: a power cut could leave an empty object under its name.
                 os.fsync(file.fileno())
             os.replace(temporary, location.name, src_dir_fd=folder, dst_dir_fd=folder)
+            # The file's own sync doesn't cover its name.
             os.fsync(folder)
         except BaseException:
+            # After the rename there is nothing left to remove.
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
@@ -174,7 +188,7 @@ class DirectoryStore:
             os.close(folder)
 
     def _make_parent(self, location: ObjectLocation) -> int:
-        """The folder that an object is put into, open. What lies there under the object's name is not a link."""
+        """An open descriptor of the folder that an object is put into; refuses a link under the object's name."""
         with self._beneath(location) as (root, path):
             above, name = beneath.split(path)
             folder = beneath.make_folder(root, above)
@@ -232,6 +246,7 @@ def _walk(folder: int, path: str, depth: int) -> Iterator[tuple[str, int]]:
             try:
                 inner = beneath.open_folder(folder, entry.name)
             except FileNotFoundError:
+                # Removed since the listing.
                 continue
             try:
                 yield from _walk(inner, f"{below}/", depth + 1)
@@ -243,4 +258,79 @@ def _walk(folder: int, path: str, depth: int) -> Iterator[tuple[str, int]]:
 
 
 def _full_name_order(entry: os.DirEntry[str]) -> str:
+    # In full names a folder has its slash: ``a-b`` comes before ``a/c``, though ``a`` comes before ``a-b``.
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+class DirectoryUpload:
+    """``root`` is the store's folder and still belongs to the store; ``open_folder`` opens the one that an object
+    is put into, or refuses."""
+
+    def __init__(self, root: int, temporary: str, open_folder: Callable[[ObjectLocation], int]) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._temporary = temporary
+        self._open_folder = open_folder
+        # The store may reopen its root meanwhile; the temporary file stays in the folder where it was made.
+        self._root = os.dup(root)
+        try:
+            self._file: BinaryIO = os.fdopen(os.open(temporary, flags, 0o644, dir_fd=self._root), "w+b")
+        except BaseException:
+            os.close(self._root)
+            raise
+
+    @property
+    def file(self) -> BinaryIO:
+        return self._file
+
+    async def write(self, piece: bytes) -> None:
+        await in_thread(self._write, piece)
+
+    async def keep(self, location: ObjectLocation) -> None:
+        await in_thread(self._keep, location)
+
+    async def discard(self) -> None:
+        await in_thread(self._discard)
+
+    def _write(self, piece: bytes) -> None:
+        # A reader of ``file`` may have moved the position.
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(piece)
+
+    def _keep(self, location: ObjectLocation) -> None:
+        self._file.flush()
+        # Before the rename: a name must never show content that a power cut could lose.
+        os.fsync(self._file.fileno())
+        folder = self._open_folder(location)
+        try:
+            if not _is_there(folder, location.name, os.fstat(self._file.fileno()).st_size):
+                os.replace(self._temporary, location.name, src_dir_fd=self._root, dst_dir_fd=folder)
+            # Also for an object that was there: its writer may not have synced the name yet.
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _discard(self) -> None:
+        if self._root < 0:
+            return
+        self._file.close()
+        # A kept upload has no temporary name any more.
+        with suppress(FileNotFoundError):
+            os.unlink(self._temporary, dir_fd=self._root)
+        os.close(self._root)
+        self._root = -1
+
+
+def _is_there(folder: int, name: str, size: int) -> bool:
+    with suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == size
+    return False
+
+
+async def in_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Raises ``Unavailable`` for errors of the disk."""
+    try:
+        return await asyncio.to_thread(call, *args, **kwargs)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise Unavailable("ObjectStoreUnavailable", f"the object store can't answer: {why}") from error

@@ -1,12 +1,11 @@
-"""Whether a reported output is there, before the transaction that points readers at it.
+"""Checks that a reported output is there, before the transaction that points readers at it.
 
-Checked is what a mistaken or superseded writer gets wrong: each file exists, below the staging prefix of
-exactly this attempt, with the size that was reported, named after a block range inside the output's,
-without two files for one block, and the totals agree. None of it can change afterwards: files are reported by
-workers alone, which take them over before. Contents aren't read: the operator computed the hashes while writing, is
-trusted with what it writes, and reading every byte again would make the Dispatcher, which moves no data, the
-bottleneck of all of it. Presence and size are what a crash between writing and reporting breaks;
-``integrity_check`` re-reads what is stored.
+It finds the errors of a mistaken or superseded writer: each file exists, below the staging prefix of exactly this
+attempt, with the reported size, named after a block range inside the output's, without two files for one block, and
+the totals agree. None of it can change afterwards: only workers report files, and they take ownership of the files
+before. Contents aren't read: the operator computed the hashes while writing and is trusted with its own rows, and
+reading every byte again would make the Dispatcher, which moves no data, the bottleneck. A crash between
+writing and reporting breaks presence and size; ``integrity_check`` re-reads stored rows.
 
 Reasons, all 422: ``OutputOutsideStaging``, ``OutputMissing``, ``OutputSizeMismatch``,
 ``OutputNameInvalid``, ``OutputRangeInvalid``, ``OutputTooManyFiles``, ``ManifestMismatch``.
@@ -21,8 +20,7 @@ from itertools import pairwise
 from tracelake.contracts.manifest import MAX_FILES, Manifest, ManifestFile
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Forbidden, Invalid
-from tracelake.objects.base import ObjectStat, ObjectStore
-from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
+from tracelake.objects.base import ObjectLocation, ObjectPrefix, ObjectStat, ObjectStore
 
 CONCURRENCY = 16
 
@@ -63,11 +61,14 @@ async def _verify_unlisted(
         if single is not None:
             _named_range(place, span, name)
             return (single,)
+        # A folder may be named without its final slash.
         place = ObjectPrefix(place.scheme, place.bucket, place.path + "/")
     below = await store.list(place, MAX_FILES + 1)
     if len(below) > MAX_FILES:
         raise Invalid("OutputTooManyFiles", f"more than {MAX_FILES} files below {place}")
+    # Writers leave markers such as _SUCCESS beside the data.
     found = tuple(file for file in below if not file.location.name.startswith((".", "_")))
+    # An output without rows needs no file.
     if not found and row_count != 0:
         raise Invalid("OutputMissing", f"nothing was written to {place}")
     _refuse_overlaps([_named_range(file.location, span, name) for file in found])
@@ -95,6 +96,7 @@ async def _verify_listed(
     found: list[ObjectStat] = []
     for first in range(0, len(listed), CONCURRENCY):
         batch = listed[first : first + CONCURRENCY]
+        # In batches: each look may take a thread or a connection.
         stats = await asyncio.gather(*(store.stat(location) for location, _ in batch))
         found.extend(
             _present(location, file, stat) for (location, file), stat in zip(batch, stats, strict=True)
@@ -130,6 +132,7 @@ def _listed_location(
     location = _inside(store, staging, file.location)
     if isinstance(location, ObjectPrefix):
         raise _mismatch(f"a folder is listed: {location}")
+    # With the slash, or ``rows2/a`` would be part of ``rows``.
     if location != place and not location.uri.startswith(place.uri.removesuffix("/") + "/"):
         raise _mismatch(f"{location} is not part of {place}")
     return location

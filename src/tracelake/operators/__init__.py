@@ -11,9 +11,20 @@ Importing this package imports neither Spark nor Arrow: an operator pays for wha
 """
 
 from tracelake.contracts.dispatcher_api import InputFile
-from tracelake.operators.api import Operator, operator
+from tracelake.domain.operators.spec import Need, OperatorSpec, Setting
 from tracelake.operators.context import Context
 from tracelake.operators.inputs import Input
 from tracelake.operators.outputs import Output
+from tracelake.operators.registry import Operator, operator
 
-__all__ = ["Context", "Input", "InputFile", "Operator", "Output", "operator"]
+__all__ = [
+    "Context",
+    "Input",
+    "InputFile",
+    "Need",
+    "Operator",
+    "OperatorSpec",
+    "Output",
+    "Setting",
+    "operator",
+]

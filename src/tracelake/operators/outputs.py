@@ -1,7 +1,7 @@
-"""An output of a task: where what an operator has made goes, and what is said about it.
+"""``Output``: one output of a task. It stages rows, and collects what the completion reports about them.
 
-Nothing here makes anything visible. Files and rows are staged in places that only this attempt knows, and
-reported when the operator returns; the completion, under the attempt's fence, points readers at them.
+Nothing here makes anything visible. Files and rows are staged in places that only this attempt knows, and reported
+when the operator returns; the completion, under the attempt's fence, points readers at them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from tracelake.contracts.operator_protocol import StagedRows, StagedTable
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
 from tracelake.domain.table_layout import TableLayout
-from tracelake.operators.data_database import DataDatabase
-from tracelake.operators.inputs import BLOCK_COLUMN
-from tracelake.operators.scope import Scope
+from tracelake.tables.data_database import DataDatabase
+from tracelake.tables.scope import BLOCK_COLUMN, ReadScope
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tracelake.operators.parquet_layout import ParquetLayout
-    from tracelake.operators.parquet_output import ParquetPlan
-    from tracelake.operators.postgres_output import PartPlace, Staging
+    from tracelake.tables.parquet import ParquetLayout, ParquetPlan
+    from tracelake.tables.postgres_staging import Staging, StagingPlace
 
 
 class Output:
-    def __init__(self, payload: PayloadOutput, scope: Scope | None, data: DataDatabase) -> None:
+    def __init__(self, payload: PayloadOutput, scope: ReadScope | None, data: DataDatabase) -> None:
         self._payload = payload
         self._scope = scope
         self._data = data
@@ -55,7 +53,7 @@ class Output:
 
     @property
     def dataset(self) -> str | None:
-        """The name that it is published under, if it is."""
+        """The name that it is published under, if any."""
         return self._payload.dataset
 
     @property
@@ -68,12 +66,12 @@ class Output:
 
     @property
     def revision(self) -> int:
-        """How often something of the dataset had been invalidated when the attempt was claimed."""
+        """Number of invalidations of the dataset when the attempt was claimed."""
         return self._payload.revision
 
     @property
     def written(self) -> PayloadWritten:
-        """How far an always-on source had come by then."""
+        """For an always-on source: how far the output reached at that time."""
         return self._payload.written or PayloadWritten()
 
     def event(
@@ -90,8 +88,8 @@ class Output:
     ) -> EventIn:
         """An event about this output, for ``ctx.emit`` and ``ctx.commit``.
 
-        An invalidation needs an ``event_id`` that is the same whenever it is sent again. An event that says which
-        ``revision`` it comes of doesn't count once others have invalidated something of its scope.
+        An invalidation needs an ``event_id`` that stays the same when it is sent again. An event with a
+        ``revision`` doesn't count once others have invalidated something of its scope.
         """
         return EventIn(
             dataset_uuid=self._payload.dataset_uuid,
@@ -109,7 +107,7 @@ class Output:
     def announce(
         self, *, cursor: int | None = None, start: int | None = None, end: int | None = None
     ) -> None:
-        """Say, when the operator returns, that this much is done; without it the task's own scope is meant."""
+        """Announce blocks or a cursor as done when the operator returns; by default the task's own scope."""
         self._must_be("none", "announce")
         if cursor is None and start is None and end is None and self._scope is not None:
             if (event := self.scope_event()) is not None:
@@ -121,7 +119,7 @@ class Output:
             self._announced.append(self.event(cursor=cursor))
 
     def announce_nothing(self) -> None:
-        """Say nothing, not even that the scope is done."""
+        """Send no event, not even that the scope is done."""
         self._must_be("none", "announce")
         self._silent = True
 
@@ -142,18 +140,23 @@ class Output:
         ``data`` is a ``pyarrow.Table``, a pandas or a Spark ``DataFrame``; Spark's is written by the executors.
         Files are cut on a grid of ``blocks_per_file`` blocks and sorted by ``sort_by`` inside; rows without the
         block column go to one file. ``lookups`` are columns that are looked up by value, anywhere in the file.
-        No rows at all is fine: an empty file says what the columns are.
+        Without rows, an empty file is written for the columns.
         """
-        from tracelake.operators.parquet_layout import ParquetLayout
-        from tracelake.operators.parquet_output import write_parquet
+        from tracelake.tables.parquet import ParquetLayout, write_table
 
-        # Only a block is certain to have a value; where nulls go, Arrow and Spark disagree.
+        # Only the block is certain to have a value; Arrow and Spark sort nulls differently.
         order = () if sort_by else (block_column,)
         layout = ParquetLayout(sort_by=order, lookups=tuple(lookups))
         plan = self.plan(
             start, end, blocks_per_file=blocks_per_file, block_column=block_column, layout=layout
         )
-        manifest = write_parquet(data, plan, sort_by=tuple(sort_by), verified=verified)
+        # By its name, so that pyspark isn't imported where there is no Spark.
+        if type(data).__module__.startswith("pyspark."):
+            from tracelake.tables.spark_output import write_dataframe
+
+            manifest = write_dataframe(data, plan, sort_by=tuple(sort_by), verified=verified)
+        else:
+            manifest = write_table(data, plan, sort_by=tuple(sort_by), verified=verified)
         self.wrote(plan, manifest)
         return manifest
 
@@ -168,8 +171,7 @@ class Output:
     ) -> ParquetPlan:
         """Where the files of blocks ``start``–``end`` go and how they are cut, for executors that write them
         themselves; ``wrote`` reports them."""
-        from tracelake.operators.parquet_layout import PLAIN
-        from tracelake.operators.parquet_output import ParquetPlan
+        from tracelake.tables.parquet import PLAIN, ParquetPlan
 
         self._must_be("parquet", "write")
         return ParquetPlan.of(
@@ -198,35 +200,36 @@ class Output:
         """Load rows of a Postgres output into its staging table; returns how many.
 
         ``data`` is a ``pyarrow.Table``, a pandas or a Spark ``DataFrame``; Spark's is loaded by the executors. The
-        rows become visible when the operator returns, for the task's scope, or by ``ctx.commit``. ``types`` says
-        what columns are to be where it isn't what their Arrow type suggests; ``layout`` how the dataset's table is
-        to be made, if these are its first rows.
+        rows become visible when the operator returns, for the task's scope, or by ``ctx.commit``. ``types`` are
+        Postgres types of columns that differ from the default of their Arrow type; ``layout`` is used to make the
+        dataset's table, if these are its first rows.
         """
         return self._open_staging().load(data, types or {}, layout)
 
     def stored(self, columns: Sequence[str], start: int, end: int) -> pa.Table:
-        """What is committed of this Postgres output in blocks ``start``–``end``, now and in their order, in the
-        types of the table: ``numeric`` comes as text. Before the first commit there are no rows, and no types."""
-        from tracelake.operators.postgres_input import read_stored
+        """The rows of this Postgres output in blocks ``start``–``end`` that are committed now, in their order and
+        in the types of the table: ``numeric`` comes as text. Before the first commit there are no rows, and no
+        types."""
+        from tracelake.tables.hot_and_cold import read_stored
 
         self._must_be("postgres", "stored")
         return read_stored(self._data, self._payload.dataset_version, columns, start, end)
 
     def stored_span(self) -> BlockRange | None:
-        """From the first to the last block that is committed of this Postgres output, now."""
-        from tracelake.operators.stored_span import stored_span
+        """From the first to the last block of this Postgres output that is committed now."""
+        from tracelake.tables.hot_and_cold import stored_span
 
         self._must_be("postgres", "stored_span")
         return stored_span(self._data, self._payload.dataset_version)
 
     def open_parts(
         self, columns: pa.Schema, *, types: dict[str, str] | None = None, layout: TableLayout | None = None
-    ) -> PartPlace:
-        """Where executors that make rows of several outputs at once may load those of this one by themselves."""
+    ) -> StagingPlace:
+        """Where executors that make rows of several outputs at once may load the rows of this one."""
         return self._open_staging().open_parts(columns, types or {}, layout)
 
     def add_parts(self, parts: Sequence[StagedTable]) -> None:
-        """What they have loaded there: it is staged now."""
+        """Stage the tables that executors have loaded there."""
         self._open_staging().add_parts(parts)
 
     @property
@@ -235,24 +238,24 @@ class Output:
         return self._staging is not None and self._staging.pending
 
     def discard(self) -> None:
-        """Forget what was staged since the last commit."""
+        """Forget the rows staged since the last commit."""
         if self._staging is not None:
             self._staging.discard()
 
     def finish_staging(self) -> StagedRows | None:
-        """For the platform: what has been staged since the last commit."""
+        """For the platform: the rows staged since the last commit."""
         self._must_be("postgres", "commit")
-        return self._staging.hand_over(self.index) if self._staging is not None else None
+        return self._staging.prepare_commit(self.index) if self._staging is not None else None
 
     def drop_staging(self) -> None:
-        """For the platform: the attempt is over, and its staging tables are nobody's."""
+        """For the platform: drop the staging tables when the attempt is over."""
         if self._staging is not None:
             self._staging.drop()
 
     @property
     def commit_due(self) -> BlockRange | None:
-        """For the platform: what is to be committed when the operator has returned without doing so itself. Behind
-        a cursor that is everything in the scope, without rows as well: what an earlier fork left there must go."""
+        """For the platform: the blocks to commit when the operator has returned without a commit of its own. With a
+        cursor that is the whole scope, even without rows: rows of an earlier fork must go."""
         if self._scope is None or self.storage != "postgres" or self._committed:
             return None
         if self._scope.by_cursor:
@@ -271,11 +274,13 @@ class Output:
         return self._scope.announced_by(self._payload) if self._scope is not None else None
 
     def report(self, emitted: bool) -> tuple[list[OutputIn], list[EventIn]]:
-        """For the platform: what a completion lists. ``emitted`` if the operator has sent events of its own."""
+        """For the platform: files and events of the completion. ``emitted``: the operator has sent events."""
         if self.storage == "none":
+            # An operator that has sent events about this output itself has announced what it wanted.
             implied = None if self._announced or emitted or self._silent else self.scope_event()
             return [], [*self._announced, *([implied] if implied else [])]
         if self._staging is not None and self._staging.pending:
+            # Dropping them silently would lose rows that the operator believes to be written.
             raise Invalid("NotCommitted", f"rows of output {self.name!r} were staged but not committed")
         if not self._written and self._scope is not None and not self._scope.by_cursor:
             verb = "write()" if self.storage == "parquet" else "stage()"
@@ -292,7 +297,7 @@ class Output:
             )
 
     def _open_staging(self) -> Staging:
-        from tracelake.operators.postgres_output import Staging
+        from tracelake.tables.postgres_staging import Staging
 
         self._must_be("postgres", "stage")
         if self._staging is None:
@@ -309,7 +314,7 @@ class Output:
         if start is None and end is None and self._scope is not None and self._scope.blocks is not None:
             return self._scope.blocks
         if start is None or end is None:
-            raise Invalid("InvalidScope", f"output {self.name!r}: say which blocks these are, start and end")
+            raise Invalid("InvalidScope", f"output {self.name!r}: give its blocks, start and end")
         try:
             return BlockRange(start, end)
         except ValueError as error:
@@ -317,6 +322,7 @@ class Output:
 
     def _new_span(self, start: int | None, end: int | None) -> BlockRange:
         span = self._span(start, end)
+        # Two manifests about one block would be two truths.
         for earlier in self._written:
             assert earlier.start is not None
             assert earlier.end is not None

@@ -1,7 +1,7 @@
 """The Query Service process: wires slots, catalog, data, audit and one port together.
 
-It answers as soon as its slots are there, whatever of the databases is: ``/readyz`` says what is missing, and what
-comes later is found without a restart.
+It answers as soon as its slots are ready, whether the databases are or not: ``/readyz`` says what is missing, and
+the service finds it later without a restart.
 """
 
 from __future__ import annotations
@@ -17,37 +17,33 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
-from tracelake.domain.errors import Unavailable
-from tracelake.query.audit import AuditLog
-from tracelake.query.authentication import (
-    JWKS_PATH,
-    CatalogClock,
-    TaskAuthenticator,
-    UserAuthenticator,
+from tracelake import objects
+from tracelake.contracts.token_claims import JWKS_PATH
+from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.query.api import QUERY_ROUTES, QueryApiRequest, QueryServices, describe
+from tracelake.query.audit import AuditLog, QueryMetrics
+from tracelake.query.caller import (
+    QueryTaskAuthenticator,
+    QueryUserAuthenticator,
     key_fetcher,
 )
 from tracelake.query.catalog import Catalog
 from tracelake.query.engine.slots import Slots
-from tracelake.query.export import collect_exports
-from tracelake.query.export_folder import ExportFolder
-from tracelake.query.metrics import QueryMetrics
+from tracelake.query.export import ExportFolder, collect_exports
+from tracelake.query.hot_rows import HotDatabase
 from tracelake.query.open_relation import RelationOpener
-from tracelake.query.routes import QUERY_ROUTES
 from tracelake.query.run_query import QueryRunner
-from tracelake.query.services import QueryApiRequest, QueryServices
 from tracelake.query.settings import QueryLimits, QuerySettings
-from tracelake.query.snapshot import HotDatabase
-from tracelake.serving.edge import Surface
-from tracelake.serving.http_metrics import HttpMetrics
+from tracelake.serving.database_clock import DatabaseClock
 from tracelake.serving.identity import Authenticator, Identity
 from tracelake.serving.listener import Listener
-from tracelake.serving.services import Check
-from tracelake.serving.surface import build_surface, describe_routes
-from tracelake.tokens.jwks_cache import JwksCache
+from tracelake.serving.request import Check
+from tracelake.serving.surface import HttpMetrics, Surface
+from tracelake.stack_connection import read_handle
+from tracelake.tokens.capability import JwksCache
 
-TITLE = "Tracelake Query Service"
+#: Time for a request besides its wait and its query: connecting, opening files, the audit, a slow reader.
 SPARE_SECONDS = 30.0
-"""What a request may take besides its wait and its query: connecting, opening files, the audit, a slow reader."""
 DRAIN_SECONDS = 2.5
 
 log = structlog.get_logger(__name__)
@@ -60,7 +56,7 @@ class _DispatcherFile(msgspec.Struct, frozen=True):
 async def run_query_service(
     settings: QuerySettings, stop: asyncio.Event, on_ready: Callable[[str], None]
 ) -> None:
-    """Serve until ``stop`` is set; running queries have a moment to end. ``on_ready`` is given the URL."""
+    """Serve until ``stop`` is set; running queries have ``DRAIN_SECONDS`` to end. ``on_ready`` receives the URL."""
     async with AsyncExitStack() as stack:
         port = Listener("query", settings.host, settings.port)
         stack.callback(port.close)
@@ -75,6 +71,7 @@ async def run_query_service(
         stopping.cancel()
         port.stop()
         await asyncio.wait({serving}, timeout=DRAIN_SECONDS)
+        # Queries that are still running would otherwise delay the end by their own time limits.
         runner.stop()
         await serving
     log.info("query service stopped")
@@ -82,7 +79,7 @@ async def run_query_service(
 
 @asynccontextmanager
 async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, QueryRunner]]:
-    """The port's application over its databases and slots, all of which are closed behind it."""
+    """The port's application with its databases and slots, which are closed with the context."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with AsyncExitStack() as stack:
@@ -90,39 +87,45 @@ async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, 
         stack.push_async_callback(catalog.close)
         audit = await AuditLog.open(settings.audit_dsn)
         stack.push_async_callback(audit.close)
-        hot = HotDatabase(settings.reading_dsn)
+        hot = HotDatabase(settings.data_read_dsn)
         stack.push_async_callback(hot.close)
+        # A proxy from the environment must not see calls between our own services.
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0, trust_env=False))
         limits = settings.limits
         slots = await Slots.open(
             settings.slots, limits.of_slot(), queue=limits.queue, unconfined=limits.unconfined
         )
+        # Closed in reverse order: queries end while the databases
+        # that they read and are audited in are still open.
         stack.push_async_callback(slots.close)
-        _say_what_confines(slots)
+        _log_confinement(slots)
         metrics = QueryMetrics(registry)
         metrics.watch_slots(slots.count, lambda: slots.free)
-        opener = RelationOpener(catalog, hot, settings.object_root)
-        exports = ExportFolder(settings.exports, limits, earlier=settings.object_root / "exports")
+        store = objects.open(settings.objects)
+        opener = RelationOpener(catalog, hot, store)
+        # Exports lay in the object store once: old ones are still removed there.
+        earlier = store.local.folder / "exports" if store.local is not None else None
+        exports = ExportFolder(settings.export_root, limits, earlier=earlier)
         collecting = asyncio.create_task(collect_exports(exports))
         stack.push_async_callback(_end, collecting)
         runner = QueryRunner(slots, opener, audit, exports, settings.limits, metrics)
-        clock = CatalogClock(catalog.now)
+        clock = DatabaseClock(catalog.now)
         keys = JwksCache(JWKS_PATH, key_fetcher(http, partial(find_dispatcher, settings)))
         authenticators: dict[Identity, Authenticator] = {
-            Identity.TASK: TaskAuthenticator(
+            Identity.TASK: QueryTaskAuthenticator(
                 keys, clock.now, issuer=settings.issuer, audience=settings.audience
             ),
-            Identity.USER: UserAuthenticator(catalog.user),
+            Identity.USER: QueryUserAuthenticator(catalog.user),
         }
         services = QueryServices(
             registry=registry,
-            checks=_checks(catalog, audit, hot if settings.reading_dsn else None, slots),
+            checks=_checks(catalog, audit, hot if settings.data_read_dsn else None, slots),
             now=clock.now,
             openapi=describe(),
             runner=runner,
         )
         yield (
-            build_surface(
+            Surface(
                 "query",
                 QUERY_ROUTES,
                 authenticators,
@@ -141,24 +144,20 @@ async def _end(task: asyncio.Task[None]) -> None:
         await task
 
 
-def describe() -> bytes:
-    """The OpenAPI document without serving it."""
-    return describe_routes(TITLE, QUERY_ROUTES, QueryApiRequest)
-
-
 def request_seconds(limits: QueryLimits) -> float:
     return limits.wait_seconds + limits.seconds + SPARE_SECONDS
 
 
 def find_dispatcher(settings: QuerySettings) -> str:
-    """The Dispatcher's internal port: as given, or as its own file says now."""
+    """The address of the Dispatcher's internal port, from the settings or from the Dispatcher's file."""
     if settings.internal_url is not None:
         return settings.internal_url
     if settings.dispatcher_file is not None:
-        with suppress(OSError, msgspec.DecodeError):
-            content = settings.dispatcher_file.read_bytes()
-            return msgspec.json.decode(content, type=_DispatcherFile).internal_url
-    raise Unavailable("DispatcherUnknown", "no Dispatcher has said where it is")
+        # An unreadable or damaged file counts as none: the Dispatcher may be replacing it.
+        with suppress(Unavailable, Invalid):
+            if handle := read_handle(settings.dispatcher_file, _DispatcherFile):
+                return handle.internal_url
+    raise Unavailable("DispatcherUnknown", "the Dispatcher's address isn't known yet")
 
 
 def _checks(catalog: Catalog, audit: AuditLog, hot: HotDatabase | None, slots: Slots) -> Mapping[str, Check]:
@@ -169,6 +168,6 @@ def _checks(catalog: Catalog, audit: AuditLog, hot: HotDatabase | None, slots: S
     return checks if hot is None else {**checks, "data": hot.check}
 
 
-def _say_what_confines(slots: Slots) -> None:
-    say = log.info if slots.confined else log.warning
-    say("slots ready", slots=slots.count, confinement=slots.confinement, confined=slots.confined)
+def _log_confinement(slots: Slots) -> None:
+    write = log.info if slots.confined else log.warning
+    write("slots ready", slots=slots.count, confinement=slots.confinement, confined=slots.confined)

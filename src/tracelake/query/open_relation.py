@@ -1,52 +1,69 @@
-"""From the names in a query to open descriptors: resolved once, and all of it read at one moment.
+"""Opens the relations of a query: from names to descriptors, resolved once and all of one moment.
 
-    opener = RelationOpener(catalog, hot, object_root)
+    opener = RelationOpener(catalog, hot, store)
     async with opener.open(caller, parsed.relations, seconds=30) as opened:
         result = await slot.run(opened.relations, …)
 
-Where a query needs hot rows, the snapshot of the data database comes first and the catalog after it: a block that
-is in a committed file is read from there, and its hot rows are hidden; any other was hot when the snapshot was
-taken, since rows are never removed before the files that hold them are committed. That some are needed is seen in
-the catalog too, so then it is looked at twice, and only the second look counts.
+If a query needs hot rows, the snapshot of the data database is taken first and the catalog is read after it. A
+block in a committed file is read from the file, and its hot rows are hidden; any other block was hot when the
+snapshot was taken, since rows are never removed before the files that hold them are committed. Whether hot rows are
+needed is in the catalog too, so in that case the catalog is read twice and only the second result counts.
+
+``ColdFiles`` opens committed files inside the object store's folder, and nothing beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import BinaryIO
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
 
 from tracelake.domain.dag.model import Storage
-from tracelake.domain.errors import Conflict, Invalid
-from tracelake.operators.inputs import BLOCK_COLUMN
-from tracelake.operators.postgres_scan import PostgresScan
+from tracelake.domain.errors import Conflict, Forbidden, Invalid, NotFound, Unavailable
+from tracelake.objects.base import ObjectLocation, ObjectStore
 from tracelake.query.audit import DatasetRead
-from tracelake.query.block_bounds import has_blocks, wanted_blocks
-from tracelake.query.caller import Caller, TaskCaller
-from tracelake.query.catalog import Catalog
-from tracelake.query.cold_files import ColdFiles
-from tracelake.query.engine.attached import AttachedRelation
-from tracelake.query.engine.fit_relation import fit
-from tracelake.query.engine.parsed_query import RelationUse
-from tracelake.query.hot_rows import HotRowsTooMany, find_table, known_columns, narrowed, read_rows
-from tracelake.query.relation import ResolvedRelation, WantedBlocks
-from tracelake.query.resolve import resolve
-from tracelake.query.snapshot import HotDatabase, Snapshot
+from tracelake.query.caller import QueryCaller, TaskCaller
+from tracelake.query.catalog import Catalog, ColdFile, ResolvedRelation, WantedBlocks, resolve
+from tracelake.query.engine.attach import AttachedRelation
+from tracelake.query.engine.messages import RelationUse
+from tracelake.query.fit_relation import fit, has_blocks, wanted_blocks
+from tracelake.query.hot_rows import (
+    HotDatabase,
+    HotRowsTooMany,
+    HotSnapshot,
+    find_table,
+    known_columns,
+    narrowed,
+    read_rows,
+)
+from tracelake.tables.postgres_scan import PostgresScan
+from tracelake.tables.scope import BLOCK_COLUMN
+from tracelake.tables.wide_integers import WIDE_INTEGER, as_wide_integers, visible_columns
 
 MAX_HOT_BYTES = 512 * 1024 * 1024
 MAX_FILES = 4096
+_MAX_SCHEMAS = 4096
+#: A Parquet file ends with the length of its footer and four letters.
+_TAIL = 8
+_MAX_FOOTER = 4 * 1024 * 1024
+_MAX_COLUMNS = 5000
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class OpenedRelations:
-    """``relations`` belong to the context that gave them; ``datasets`` are what the audit says of them;
-    ``hot_bytes`` is how much was read of the data database."""
+    """``relations`` are closed by the context of ``RelationOpener.open``; ``datasets`` are for the audit;
+    ``hot_bytes``: size of the rows read from the data database."""
 
     relations: list[AttachedRelation] = field(default_factory=list)
     datasets: list[DatasetRead] = field(default_factory=list)
@@ -62,35 +79,36 @@ class RelationOpener:
         self,
         catalog: Catalog,
         hot: HotDatabase,
-        object_root: Path,
+        store: ObjectStore,
         *,
         max_hot_bytes: int = MAX_HOT_BYTES,
         max_files: int = MAX_FILES,
     ) -> None:
         self._catalog = catalog
         self._hot = hot
-        self._cold = ColdFiles(object_root)
+        self._cold = ColdFiles(store)
         self._max_hot_bytes = max_hot_bytes
         self._max_files = max_files
 
     @asynccontextmanager
     async def open(
-        self, caller: Caller, uses: Mapping[str, RelationUse], *, seconds: float
+        self, caller: QueryCaller, uses: Mapping[str, RelationUse], *, seconds: float
     ) -> AsyncIterator[OpenedRelations]:
-        """Every relation of ``uses`` (``ParsedQuery.relations``), all of them at one moment; closed at the end.
+        """Every relation of ``uses`` (``ParsedQuery.relations``), all of one moment; closed at the end.
 
-        Refuses: ``UnknownRelation`` 404 with the names that there are; ``StaleAttempt``, ``StaleLease`` and
-        ``Canceled`` 409 for a token of an attempt that is over; ``NothingCommitted`` 409 for a dataset whose
-        columns nobody knows yet; ``NoRows`` 422 for one that has no rows by nature; ``TooMuchHotData``,
-        ``TooManyFiles``, ``QueryTimeout`` and ``ObjectsNotLocal`` 422; ``CatalogUnavailable``, ``DataUnavailable``,
-        ``DataBusy``, ``NoDataDatabase``, ``FileMissing`` and ``FileUnreadable`` 503. A task's attempt is checked
-        also when it names no relation."""
+        Raises: ``UnknownRelation`` 404 with the known names; ``StaleAttempt``, ``StaleLease`` and ``Canceled`` 409
+        for the token of an attempt that is over; ``NothingCommitted`` 409 for a dataset whose columns aren't known
+        yet; ``NoRows`` 422 for a dataset that stores no rows; ``TooMuchHotData``, ``TooManyFiles``,
+        ``QueryTimeout`` and ``ObjectsNotLocal`` 422; ``CatalogUnavailable``, ``DataUnavailable``, ``DataBusy``,
+        ``NoDataDatabase``, ``FileMissing`` and ``FileUnreadable`` 503. A task's attempt is checked even if the
+        query names no relation."""
         wanted = {name: wanted_blocks(use) for name, use in uses.items()}
         while True:
             try:
                 opened = await self._open_all(caller, uses, wanted, seconds)
                 break
             except _NoBlocks as found:
+                # Files were left out by blocks that the relation doesn't have: start again with all of them.
                 wanted[found.name] = WantedBlocks()
         try:
             yield opened
@@ -98,17 +116,17 @@ class RelationOpener:
             opened.close()
 
     async def check(self, caller: TaskCaller) -> None:
-        """Whether its attempt is still the current one; ``Conflict`` if not."""
+        """Raises ``Conflict`` if the caller's attempt isn't the current one."""
         await resolve(self._catalog, caller, {}, max_files=1)
 
     async def _open_all(
         self,
-        caller: Caller,
+        caller: QueryCaller,
         uses: Mapping[str, RelationUse],
         wanted: Mapping[str, WantedBlocks],
         seconds: float,
     ) -> OpenedRelations:
-        """The snapshot is held no longer than it takes to read from it."""
+        """Holds the snapshot only while it reads."""
         resolved = await resolve(self._catalog, caller, wanted, max_files=self._max_files)
         if not any(relation.needs_hot(wanted[name]) for name, relation in resolved.items()):
             return await self._attach_all(resolved, uses, wanted, None)
@@ -121,7 +139,7 @@ class RelationOpener:
         resolved: Mapping[str, ResolvedRelation],
         uses: Mapping[str, RelationUse],
         wanted: Mapping[str, WantedBlocks],
-        snapshot: Snapshot | None,
+        snapshot: HotSnapshot | None,
     ) -> OpenedRelations:
         opened = OpenedRelations()
         try:
@@ -139,7 +157,7 @@ class RelationOpener:
         relation: ResolvedRelation,
         use: RelationUse,
         wanted: WantedBlocks,
-        snapshot: Snapshot | None,
+        snapshot: HotSnapshot | None,
     ) -> None:
         files = relation.files or ()
         if len(files) > self._max_files:
@@ -151,6 +169,7 @@ class RelationOpener:
         scan = await self._table(relation, snapshot)
         columns = await self._columns(relation, scan, wanted)
         attached = AttachedRelation(relation.name, columns)
+        # Before anything is opened for it: on an error, ``close`` then reaches its descriptors.
         opened.relations.append(attached)
         opened.datasets.append(
             DatasetRead(relation.name, relation.dataset_uuid, relation.dataset_version, relation.revision)
@@ -160,7 +179,7 @@ class RelationOpener:
         if scan is not None and snapshot is not None:
             await self._read_hot(opened, attached, relation, use, wanted, scan, snapshot)
 
-    async def _table(self, relation: ResolvedRelation, snapshot: Snapshot | None) -> PostgresScan | None:
+    async def _table(self, relation: ResolvedRelation, snapshot: HotSnapshot | None) -> PostgresScan | None:
         version = relation.rows_version
         if snapshot is None or version is None:
             return None
@@ -169,7 +188,7 @@ class RelationOpener:
     async def _columns(
         self, relation: ResolvedRelation, scan: PostgresScan | None, wanted: WantedBlocks
     ) -> pa.Schema:
-        """The relation's columns: those of its files, or of its hot table, or those that it is known to get."""
+        """The relation's columns: those of its files, or of its hot table, or the declared ones."""
         if relation.sample is not None:
             columns = await asyncio.to_thread(self._cold.columns, relation.sample)
             if wanted.bounded and not has_blocks(columns):
@@ -178,13 +197,12 @@ class RelationOpener:
         known = known_columns(relation)
         if scan is not None:
             more = [] if known is None else [field for field in known if field.name not in scan.whole.names]
-            return pa.schema([*scan.whole, *more]) if relation.buffer_schema is not None else scan.whole
+            whole = as_wide_integers(scan.whole, scan.wide)
+            return pa.schema([*whole, *more]) if relation.buffer_schema is not None else whole
         if known is not None:
             return known
         if relation.storage is Storage.NONE:
-            raise Invalid(
-                "NoRows", f"{relation.name} has no rows: its storage is none, there are only its events"
-            )
+            raise Invalid("NoRows", f"{relation.name} has no rows: its storage is none, it has only events")
         raise Conflict("NothingCommitted", f"nothing has been committed to {relation.name} yet")
 
     async def _read_hot(
@@ -195,10 +213,16 @@ class RelationOpener:
         use: RelationUse,
         wanted: WantedBlocks,
         scan: PostgresScan,
-        snapshot: Snapshot,
+        snapshot: HotSnapshot,
     ) -> None:
-        """Comparisons are left to the database only where a column is the same there: types say what they mean."""
-        same = pa.schema([one for one in attached.columns if one in list(scan.whole)])
+        """The database evaluates comparisons only for columns of the same type there: the meaning depends on it."""
+        same = pa.schema(
+            [
+                one
+                for one in visible_columns(attached.columns)
+                if one in list(scan.whole) or (one.type == WIDE_INTEGER and one.name in scan.wide)
+            ]
+        )
         spans = relation.hot_spans(wanted) if relation.hot_version is not None else None
         needed = narrowed(scan, fit(use, attached.columns).columns, fit(use, same).predicate, spans)
         left = self._max_hot_bytes - opened.hot_bytes
@@ -220,8 +244,85 @@ class RelationOpener:
 
 
 class _NoBlocks(Exception):
-    """A relation turned out to have no blocks, after files were left out by them."""
+    """The relation turned out to have no block column, after files were left out by blocks."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
+
+
+class ColdFiles:
+    """Its methods block, so call them in threads. Columns are cached by the file's identity in the file system,
+    never by what a manifest claims: it may claim another dataset's schema."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        if store.local is None:
+            raise Invalid(
+                "ObjectsNotLocal", f"this service reads only a local object store, not {store.root.scheme}://"
+            )
+        self._scheme = store.root.scheme
+        self._local = store.local
+        self._schemas: OrderedDict[tuple[int, ...], pa.Schema] = OrderedDict()
+
+    def open(self, files: Sequence[ColdFile]) -> list[int]:
+        """Descriptors for reading, in the files' order; all of them or none."""
+        with ExitStack() as on_error:
+            opened = []
+            for file in files:
+                descriptor = self._open(file)
+                on_error.callback(os.close, descriptor)
+                opened.append(descriptor)
+            # All are open: the caller closes them now.
+            on_error.pop_all()
+        return opened
+
+    def columns(self, file: ColdFile) -> pa.Schema:
+        with os.fdopen(self._open(file), "rb") as content:
+            found = os.fstat(content.fileno())
+            key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            known = self._schemas.get(key)
+            if known is None:
+                known = self._schemas[key] = _read_columns(content, file)
+                while len(self._schemas) > _MAX_SCHEMAS:
+                    self._schemas.popitem(last=False)
+            return known
+
+    def _open(self, file: ColdFile) -> int:
+        location = ObjectLocation.parse(file.location)
+        if location.scheme != self._scheme:
+            raise Invalid(
+                "ObjectsNotLocal",
+                f"the dataset's files are in {location.scheme}, and this service reads only a local object store",
+            )
+        try:
+            return self._local.open_descriptor(location)
+        except (NotFound, Forbidden) as error:
+            log.error("a committed file is gone", location=file.location, error=error.message)
+            raise Unavailable("FileMissing", "a committed file of the dataset is gone") from error
+        except OSError as error:
+            raise Unavailable("ObjectsUnavailable", f"a file can't be opened: {error.strerror}") from error
+
+
+def _read_columns(content: BinaryIO, file: ColdFile) -> pa.Schema:
+    """Reads the footer in this process, which serves all callers; so its size, which an operator chose, is checked
+    first."""
+    try:
+        content.seek(-_TAIL, os.SEEK_END)
+        footer = int.from_bytes(content.read(4), "little")
+        if footer > _MAX_FOOTER:
+            raise Invalid(
+                "FileTooWide",
+                f"a file of the dataset describes its columns and row groups in {footer:,} bytes, "
+                f"and {_MAX_FOOTER:,} is the maximum: write fewer columns or larger row groups",
+            )
+        content.seek(0)
+        schema = pq.read_schema(content).remove_metadata()
+        if len(schema) > _MAX_COLUMNS:
+            raise Invalid(
+                "FileTooWide",
+                f"a file of the dataset has {len(schema):,} columns; the maximum is {_MAX_COLUMNS:,}",
+            )
+        return schema
+    except (pa.ArrowException, OSError) as error:
+        log.error("a committed file can't be read", location=file.location, error=str(error))
+        raise Unavailable("FileUnreadable", "a committed file can't be read") from error

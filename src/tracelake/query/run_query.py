@@ -1,8 +1,8 @@
-"""The one path of a query: sizes, slot, gate, names, data, engine, audit, answer. There is no other.
+"""The one path of every query: sizes, slot, gate, names, data, engine, audit, answer.
 
-However it ends, an audit row says so before the caller hears of it, and a query that can't be audited has no
-answer. Of the statement nothing is logged or kept but its hash; the engine's complaints quote it, so they go to the
-caller alone. A caller that goes away takes its query with it: the slot is killed, not asked.
+However a query ends, its audit row is written before the caller is answered; a query that can't be audited has no
+answer. Of the statement only its hash is logged or kept; the engine's errors quote it, so they go to the caller
+alone. When the caller disconnects, its query's slot is killed.
 """
 
 from __future__ import annotations
@@ -31,45 +31,43 @@ from tracelake.contracts.query_api import (
     from_wire,
 )
 from tracelake.domain.errors import Invalid, TooLarge, TracelakeError, Unavailable
-from tracelake.objects.disk import in_thread
-from tracelake.query.answers import ArrowForm, Facts, Form, JsonForm
-from tracelake.query.audit import AuditEntry, AuditLog, DatasetRead, QueryOutcome
-from tracelake.query.authentication import Asker
-from tracelake.query.caller import Caller, TaskCaller
+from tracelake.objects.directory import in_thread
+from tracelake.query.answers import ArrowResultWriter, JsonResultWriter, ResultMetadata, ResultWriter
+from tracelake.query.audit import AuditEntry, AuditLog, DatasetRead, QueryMetrics, QueryOutcome
+from tracelake.query.caller import AuthenticatedCaller, QueryCaller, TaskCaller
+from tracelake.query.engine.column_types import HUGEINT_TOO_WIDE
 from tracelake.query.engine.slots import Slots
-from tracelake.query.export import ParquetForm, pieces_of
-from tracelake.query.export_folder import ExportFolder, Owner
-from tracelake.query.metrics import QueryMetrics
+from tracelake.query.export import ExportFolder, ExportOwner, ParquetResultWriter, pieces_of
 from tracelake.query.open_relation import RelationOpener
 from tracelake.query.settings import QueryLimits
-from tracelake.serving.answer import Answer, FileAnswer
+from tracelake.serving.response import FileResponse, Response
 
-log = structlog.get_logger(__name__)
-
+#: Internal reasons and those of the contract: all of them are the statement's own fault.
 _ON_THE_WIRE = {
     "SqlSyntax": INVALID_QUERY,
     "QueryFailed": INVALID_QUERY,
+    HUGEINT_TOO_WIDE: INVALID_QUERY,
     "UnknownRelation": INVALID_QUERY,
     "QueryRefused": QUERY_REFUSED,
     "QueryTooDeep": QUERY_REFUSED,
     "QueryTimeout": QUERY_TOO_LONG,
     "QueryOutOfMemory": QUERY_TOO_BIG,
 }
-"""What the parts say, in the words of the contract: all of them are the statement's own fault."""
-
 _OBJECTS = frozenset({"ObjectsUnavailable", "ObjectStoreUnavailable"})
 
+log = structlog.get_logger(__name__)
 
-class QueryBroke(TracelakeError):
-    """Something that no part of a query should do; its message may quote the statement, so it isn't kept."""
+
+class QueryBroken(TracelakeError):
+    """An unexpected error. Its message may quote the statement, so it is neither kept nor answered."""
 
     def __init__(self) -> None:
-        super().__init__("Internal", "the query ended in a way that it shouldn't; the log knows where")
+        super().__init__("Internal", "the query failed with an internal error; the log says where")
 
 
 @dataclass(slots=True)
-class _Course:
-    """How far a query has come: what the audit and the answer say of it."""
+class _RunState:
+    """How far a query has come, for its audit row and its answer."""
 
     query_id: UUID = field(default_factory=uuid4)
     began: float = field(default_factory=time.monotonic)
@@ -81,9 +79,9 @@ class _Course:
     def milliseconds(self) -> int:
         return round((time.monotonic() - self.began) * 1000)
 
-    def facts(self) -> Facts:
+    def facts(self) -> ResultMetadata:
         named = [QueriedDataset(each.name, each.dataset_uuid, each.dataset_version) for each in self.datasets]
-        return Facts(self.query_id, named, self.truncated)
+        return ResultMetadata(self.query_id, named, self.truncated)
 
 
 class QueryRunner:
@@ -106,13 +104,13 @@ class QueryRunner:
         self._stopping = False
 
     def stop(self) -> None:
-        """End what runs: the service is going away. Each query runs in a task of its own."""
+        """Cancel all running queries: the service is shutting down. Each query runs in its own task."""
         self._stopping = True
         for task in self._running:
             task.cancel()
 
-    async def run(self, asker: Asker, query: QueryRequest, *, arrow: bool) -> Answer:
-        """The answer, or what refuses the query in the words of the contract."""
+    async def run(self, asker: AuthenticatedCaller, query: QueryRequest, *, arrow: bool) -> Response:
+        """The answer. Errors have the contract's reasons."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -123,142 +121,170 @@ class QueryRunner:
         finally:
             self._running.discard(task)
 
-    async def exported(self, asker: Asker, query_id: UUID) -> Answer:
-        """The file that a query of this caller's was exported to. Its audit row is the query's."""
+    async def exported(self, asker: AuthenticatedCaller, query_id: UUID) -> Response:
+        """The file that one of the caller's queries was exported to. The query's audit row covers the download."""
         caller = asker.caller
         if isinstance(caller, TaskCaller):
             await self._opener.check(caller)
         try:
-            file = await in_thread(self._exports.open, Owner.of(caller), query_id)
+            file = await in_thread(self._exports.open, ExportOwner.of(caller), query_id)
         except Unavailable as error:
             raise _without_details(error) from None
-        return FileAnswer(pieces_of(file), os.fstat(file.fileno()).st_size, PARQUET.encode())
+        return FileResponse(pieces_of(file), os.fstat(file.fileno()).st_size, PARQUET.encode())
 
-    async def _run(self, asker: Asker, query: QueryRequest, *, arrow: bool) -> Answer:
-        course = _Course()
-        form = self._form(asker, query, course.query_id, arrow=arrow)
+    async def _run(self, asker: AuthenticatedCaller, query: QueryRequest, *, arrow: bool) -> Response:
+        state = _RunState()
+        form = self._form(asker, query, state.query_id, arrow=arrow)
         try:
             try:
-                await self._collect(asker, query, form, course)
+                try:
+                    await self._collect(asker, query, form, state)
+                except Invalid as error:
+                    if error.reason != HUGEINT_TOO_WIDE:
+                        raise
+                    # Only a row shows that a type is too narrow, and the rows before it are in that type.
+                    await form.discard()
+                    form = self._form(asker, query, state.query_id, arrow=arrow)
+                    await self._collect(asker, query, form, state, hugeint_as_text=True)
             except asyncio.CancelledError:
-                await self._end_canceled(asker, query, course)
+                await self._end_canceled(asker, query, state)
+                # Our own cancellation: the caller is still connected and gets an answer.
                 if self._stopping:
-                    raise Unavailable("Stopping", "the Query Service is being stopped; ask again") from None
+                    raise Unavailable("Stopping", "the Query Service is shutting down; try again") from None
                 raise
             except TracelakeError as error:
                 refusal = on_the_wire(error)
-                outcome = _outcome(refusal, started=course.started)
-                await self._end(asker, query, form, course, outcome, refusal.reason)
+                outcome = _outcome(refusal, started=state.started)
+                await self._end(asker, query, form, state, outcome, refusal.reason)
                 raise refusal from None
             except Exception as error:
+                # Only the places in the code: the error's own text may quote the statement.
                 where = traceback.format_tb(error.__traceback__)[-3:]
                 log.error(
-                    "query broke", query_id=str(course.query_id), error=type(error).__name__, where=where
+                    "query broke", query_id=str(state.query_id), error=type(error).__name__, where=where
                 )
-                await self._end(asker, query, form, course, QueryOutcome.FAILED, "Internal")
-                raise QueryBroke from None
-            await self._end(asker, query, form, course, QueryOutcome.COMPLETED, None)
-            return await form.publish(course.facts())
+                await self._end(asker, query, form, state, QueryOutcome.FAILED, "Internal")
+                raise QueryBroken from None
+            await self._end(asker, query, form, state, QueryOutcome.COMPLETED, None)
+            return await form.publish(state.facts())
         finally:
+            # Shielded, so that a canceled request leaves no file behind.
             await asyncio.shield(form.discard())
 
-    async def _collect(self, asker: Asker, query: QueryRequest, form: Form, course: _Course) -> None:
+    async def _collect(
+        self,
+        asker: AuthenticatedCaller,
+        query: QueryRequest,
+        form: ResultWriter,
+        state: _RunState,
+        *,
+        hugeint_as_text: bool = False,
+    ) -> None:
         limits = self._limits
         if len(query.sql.encode("utf-8", "surrogatepass")) > MAX_SQL_BYTES:
             raise TooLarge("QueryTooLarge", f"the SQL has more than {MAX_SQL_BYTES} bytes")
+        # Refuse bad parameters before a slot is taken for them.
         from_wire(query.params)
         rows, most_bytes = self._most(query)
-        if isinstance(form, ParquetForm):
+        if isinstance(form, ParquetResultWriter):
             await form.admit()
         async with self._slots.take(limits.wait_seconds, key=_key(asker.caller)) as slot:
             parsed = await slot.parse(query.sql, query.params if query.params is not None else ())
             async with self._opener.open(asker.caller, parsed.relations, seconds=limits.seconds) as opened:
-                course.datasets = opened.datasets
-                course.started = True
-                course.scanned = sum(relation.bytes() for relation in opened.relations)
+                state.datasets = opened.datasets
+                state.started = True
+                state.scanned = sum(relation.bytes() for relation in opened.relations)
                 result = await slot.run(
                     opened.relations,
                     max_rows=rows,
                     max_bytes=most_bytes,
                     row_bytes=limits.result_bytes,
                     form=form.kind,
+                    hugeint_as_text=hugeint_as_text,
                 )
                 await form.begin(result.schema, result.columns)
                 async for batch in result.batches:
                     await form.add(batch)
                     if form.full:
                         break
-                course.truncated = result.truncated or form.full
-        if query.export and course.truncated and form.rows < rows:
+                state.truncated = result.truncated or form.full
+        # The caller's own limit may cut an export; the limit of bytes must not do so unnoticed.
+        if query.export and state.truncated and form.rows < rows:
             raise Invalid(
                 "ExportTooLarge", f"the result has more than {most_bytes} bytes; export it in parts"
             )
         await form.seal()
 
     def _most(self, query: QueryRequest) -> tuple[int, int]:
-        """Rows and bytes. An export without a limit is of all rows."""
+        """Maximum number of rows and bytes. An export without a limit has all rows."""
         limits = self._limits
         if query.export:
             return (2**31 - 1 if query.limit is None else query.limit), limits.export_bytes
         wanted = limits.default_rows if query.limit is None else query.limit
         return min(wanted, limits.max_rows), limits.result_bytes
 
-    def _form(self, asker: Asker, query: QueryRequest, query_id: UUID, *, arrow: bool) -> Form:
+    def _form(
+        self, asker: AuthenticatedCaller, query: QueryRequest, query_id: UUID, *, arrow: bool
+    ) -> ResultWriter:
         if query.export:
-            return ParquetForm(self._exports, Owner.of(asker.caller), query_id, self._limits.export_bytes)
-        return (ArrowForm if arrow else JsonForm)(self._limits.result_bytes)
+            return ParquetResultWriter(
+                self._exports, ExportOwner.of(asker.caller), query_id, self._limits.export_bytes
+            )
+        return (ArrowResultWriter if arrow else JsonResultWriter)(self._limits.result_bytes)
 
     async def _end(
         self,
-        asker: Asker,
+        asker: AuthenticatedCaller,
         query: QueryRequest,
-        form: Form | None,
-        course: _Course,
+        form: ResultWriter | None,
+        state: _RunState,
         outcome: QueryOutcome,
         reason: str | None,
     ) -> None:
-        """The audit row, written although the caller may go away meanwhile."""
+        """Record the end in audit, metrics and log. The audit row is written even if the caller disconnects."""
         caller = asker.caller
         kind = "task" if isinstance(caller, TaskCaller) else "user"
         done = outcome is QueryOutcome.COMPLETED
         rows = form.rows if form is not None and done else 0
-        milliseconds = course.milliseconds()
+        milliseconds = state.milliseconds()
         entry = AuditEntry(
             caller=caller,
             sql_sha256=hashlib.sha256(query.sql.encode("utf-8", "surrogatepass")).digest(),
             outcome=outcome,
-            datasets=course.datasets,
+            datasets=state.datasets,
             rows=rows,
-            bytes_scanned=course.scanned,
+            bytes_scanned=state.scanned,
             duration_ms=milliseconds,
             reason=reason,
-            exported_to=form.location if isinstance(form, ParquetForm) and done else None,
-            query_id=course.query_id,
+            exported_to=form.location if isinstance(form, ParquetResultWriter) and done else None,
+            query_id=state.query_id,
         )
-        self._metrics.record(kind, outcome, milliseconds / 1000, rows, course.scanned)
+        self._metrics.record(kind, outcome, milliseconds / 1000, rows, state.scanned)
         if not done:
-            shown = str(course.query_id)
+            shown = str(state.query_id)
             log.info(
                 "query", query_id=shown, caller=kind, outcome=outcome.value, reason=reason, ms=milliseconds
             )
+        # The query may have read data, so a caller can't avoid the audit by disconnecting.
         await asyncio.shield(self._audit.record(entry))
 
-    async def _end_canceled(self, asker: Asker, query: QueryRequest, course: _Course) -> None:
+    async def _end_canceled(self, asker: AuthenticatedCaller, query: QueryRequest, state: _RunState) -> None:
         try:
-            await self._end(asker, query, None, course, QueryOutcome.CANCELED, "Disconnected")
+            await self._end(asker, query, None, state, QueryOutcome.CANCELED, "Disconnected")
         except Unavailable as error:
+            # The caller is gone, so there is no answer that could be withheld.
             log.warning(
-                "a canceled query has no audit row", query_id=str(course.query_id), reason=error.reason
+                "a canceled query has no audit row", query_id=str(state.query_id), reason=error.reason
             )
 
 
-def _key(caller: Caller) -> tuple[str, UUID]:
-    """Who takes turns with others."""
+def _key(caller: QueryCaller) -> tuple[str, UUID]:
+    """Identifies the caller among those that take turns."""
     return ("task", caller.task_id) if isinstance(caller, TaskCaller) else ("user", caller.user_id)
 
 
 def _without_details(error: Unavailable) -> Unavailable:
-    """Where the platform keeps its files is for the log."""
+    """Keeps locations of the platform's files in the log and out of the answer."""
     if error.reason not in _OBJECTS:
         return error
     log.warning("the object store can't be used", reason=error.reason, error=error.message)
@@ -266,13 +292,13 @@ def _without_details(error: Unavailable) -> Unavailable:
 
 
 def on_the_wire(error: TracelakeError) -> TracelakeError:
-    """The same in the contract's words."""
+    """The same error with the contract's reason."""
     reason = _ON_THE_WIRE.get(error.reason)
     return error if reason is None else Invalid(reason, error.message)
 
 
 def _outcome(refusal: TracelakeError, *, started: bool) -> QueryOutcome:
-    """Refused is what was never run; what failed while it ran has read data."""
+    """A query is refused if it never ran; one that failed while it ran has read data."""
     if refusal.reason == QUERY_TOO_LONG:
         return QueryOutcome.TIMEOUT
     if not started and refusal.status < 500:

@@ -1,21 +1,21 @@
-"""What every queue driver promises.
+"""The contract that every queue driver keeps.
 
-A queue carries small JSON objects from publishers to receivers, at least once and in roughly the order
-of publishing. Queues here are wake-ups or buffers, never the truth about a task.
+A queue carries small JSON objects from publishers to receivers, at least once and in roughly the order of
+publishing. Queues are wake-ups or buffers here, never the record of a task's state.
 
-- ``receive`` hides what it returns for ``visibility_seconds``; whatever isn't acknowledged by then is
-  delivered again. Time is the driver's (the database's or the service's), never the caller's.
-- Each delivery has a receipt of its own. A receipt is good until the message is delivered again; from
-  then on it is stale: it changes nothing, and the call answers with it.
-- A message received ``max_receives`` times without an acknowledgement is moved whole, with the reason,
-  to the dead letters of its queue, from where it can be redriven.
-- ``durable=False`` may lose the call in a crash of the queue's server (a wake-up that is lost comes
-  again from the state database); ``durable=True`` returns once it would survive one.
-- A queue exists from its first message on; nobody has to create it.
-- A server that can't be reached is ``Unavailable``. Then it isn't known whether the call took effect;
-  doing it again is always safe, since delivery is at least once. ``receive`` itself keeps trying for as
-  long as it was asked to wait, and raises only if the server is still gone when that is over: an
-  outage is never taken for an empty queue, and a restart within the wait goes unnoticed.
+- ``receive`` hides the messages it returns for ``visibility_seconds``; a message that isn't acknowledged by then
+  is delivered again. Time is the driver's (the database's or the service's), never the caller's.
+- Each delivery has a receipt of its own. A receipt is good until the message is delivered again; from then on it
+  is stale: it changes nothing, and the call returns it.
+- A message received ``max_receives`` times without an acknowledgement is moved whole, with the reason, to the
+  dead letters of its queue, from where it can be redriven.
+- ``durable=False`` may lose the call in a crash of the queue's server (the state database repeats a lost
+  wake-up); ``durable=True`` returns once the call would survive one.
+- A queue exists from its first message on and needs no creation.
+- A server that can't be reached is ``Unavailable``. Then it isn't known whether the call took effect; repeating
+  it is always safe, since delivery is at least once. ``receive`` itself keeps trying for as long as it was asked
+  to wait, and raises only if the server is still gone then: an outage never looks like an empty queue, and a
+  restart within the wait goes unnoticed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up, as it was, and why."""
+    """A message whose delivery was given up, unchanged, with the reason."""
 
     id: str
     body: Body
@@ -78,7 +78,7 @@ class Queue(Protocol):
     async def publish(
         self, queue: str, bodies: Sequence[Body], *, delay: float = 0.0, durable: bool = False
     ) -> list[str]:
-        """Add all of ``bodies`` or none, visible after ``delay`` seconds; answers their ids in order."""
+        """Add all of ``bodies`` or none, visible after ``delay`` seconds; returns their ids in order."""
         ...
 
     async def receive(
@@ -90,24 +90,24 @@ class Queue(Protocol):
         visibility_seconds: float = 30.0,
         max_bytes: int | None = None,
     ) -> list[Message]:
-        """Take up to ``max_messages``: as soon as there is one, or an empty list after ``wait_seconds``. None is
-        added to bodies that weigh ``max_bytes`` together, so it is less than one message more."""
+        """Up to ``max_messages``, as soon as there is one, or an empty list after ``wait_seconds``. No message is
+        added once the bodies have ``max_bytes`` together, so the limit is exceeded by less than one message."""
         ...
 
     async def extend(self, receipts: Sequence[str], *, visibility_seconds: float) -> list[str]:
-        """Hide for that long from now; answers the stale receipts, lapsed visibility included."""
+        """Hide for that long from now; returns the stale receipts, lapsed visibility included."""
         ...
 
     async def release(self, receipts: Sequence[str]) -> list[str]:
-        """Give back, visible at once; answers the stale receipts, lapsed visibility included."""
+        """Make visible again at once; returns the stale receipts, lapsed visibility included."""
         ...
 
     async def ack(self, receipts: Sequence[str], *, durable: bool = False) -> list[str]:
-        """Done with these; answers the stale receipts, whose messages stay as they are."""
+        """Delete these messages; returns the stale receipts, whose messages stay as they are."""
         ...
 
     async def dead_letter(self, receipts: Sequence[str], reason: str) -> list[str]:
-        """Give these up now, durably; answers the stale receipts."""
+        """Move these to the dead letters now, durably; returns the stale receipts."""
         ...
 
     async def dead_letters(self, queue: str, *, limit: int = 100) -> list[DeadLetter]:
@@ -115,11 +115,11 @@ class Queue(Protocol):
         ...
 
     async def redrive(self, queue: str, ids: Sequence[str]) -> int:
-        """Put dead letters back as new messages, visible at once; answers how many there were."""
+        """Put dead letters back as new messages, visible at once; returns how many there were."""
         ...
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        """Forget dead letters for good; answers how many there were."""
+        """Delete dead letters for good; returns how many there were."""
         ...
 
     async def depth(self, queue: str) -> QueueDepth: ...
@@ -129,14 +129,14 @@ class Queue(Protocol):
         ...
 
     async def purge(self, queue: str) -> int:
-        """Drop all messages of a queue, those in flight too, but not its dead letters; answers how many."""
+        """Drop all messages of a queue, those in flight too, but not its dead letters; returns how many."""
         ...
 
     async def close(self) -> None: ...
 
 
 def check_queue_name(queue: str) -> None:
-    """The names that all drivers can carry."""
+    """Refuse names that not every driver accepts."""
     if not _QUEUE_NAME.fullmatch(queue):
         raise Invalid("BadQueueName", f"a queue's name matches {_QUEUE_NAME.pattern}, not {queue!r}")
 
@@ -153,7 +153,7 @@ def check_receive(
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """SQS hides a message for at most 12 hours; a longer time is refused by every driver alike."""
+    """SQS hides a message for at most 12 hours, so every driver refuses a longer time."""
     if not 0 <= seconds <= 43_200:
         raise Invalid("BadDuration", f"{name} is {seconds}, not within 0 and 43200 seconds")
 

@@ -1,29 +1,35 @@
 """The ``pg`` driver: queues as rows of one table, in a database of their own.
 
-Each call is one statement and one round trip. Receivers take rows by SKIP LOCKED through an index whose
-visible end holds only what is due, wait without a connection, and are woken by ``wakeups``. Sessions
-commit asynchronously; a call with ``durable=True`` raises that for its own transaction. A durable call
-also makes durable whatever was committed before it, as the log is written in order.
+Each call is one statement and one round trip. Receivers take rows by SKIP LOCKED through an index whose visible
+end holds only due messages, wait without a connection, and are woken by ``wakeups``. Sessions commit
+asynchronously; a call with ``durable=True`` raises that for its own transaction, and makes all earlier commits
+durable as well, since the log is written in order. Receipts are random, not counted: a crash may undo a delivery
+that was committed asynchronously, and the next delivery must not get the same receipt.
 
-Receipts are random, not counted: a crash may undo a delivery that was committed asynchronously, and the
-next delivery must not be given the same receipt.
+``Floors`` keeps receives fast between two vacuums, while the front of the index is full of entries of deleted
+messages that every receive would walk over. A receiver that just took a full batch knows that nothing older was
+left, so its next look starts there. That is a hint and may be wrong: a message whose transaction was still open
+at the last look can turn up below the floor. So the floor stays a little behind the clock (see the query), is
+dropped as soon as a look finds less than it asked for, and expires after a second without a look from the very
+front.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import orjson
 
-from tracelake import sqlfiles
+from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.pool_end import close_pool
-from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
+from tracelake.postgres import sqlfiles
+from tracelake.postgres.sessions import KEEPALIVES, close_pool, end_transactions_after
 from tracelake.queue.base import (
     Body,
     DeadLetter,
@@ -35,16 +41,15 @@ from tracelake.queue.base import (
     check_seconds,
     encode_body,
 )
-from tracelake.queue.floors import FRONT, Floors
-from tracelake.queue.migrate import check_schema
-from tracelake.queue.wakeups import Connection, Wakeups
+from tracelake.queue.postgres_install import SCHEMA
+from tracelake.queue.wakeups import QueueConnection, Wakeups
 
 _SQL = sqlfiles.load("tracelake.queue", "sql/messages.sql")
-
 # The plan must not depend on when the table was last analyzed: a queue is empty one moment and full the next.
 SESSION = {
     **KEEPALIVES,
     "application_name": "tracelake-queue",
+    # A wake-up that a crash loses is sent again, and most calls needn't wait for the disk.
     "synchronous_commit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -56,8 +61,7 @@ _TRANSACTION_SECONDS = 60
 _CONNECT_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 2.0
 _SHORTEST_WAIT = 0.001
-_OUTAGE_PAUSE = (0.05, 1.0)
-
+_OUTAGE_BACKOFF = Backoff(first=0.05, longest=1.0)
 _OUTAGE = (
     OSError,
     TimeoutError,
@@ -67,12 +71,13 @@ _OUTAGE = (
     asyncpg.TransactionRollbackError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InterfaceError,
-    # What asyncpg says of a session that the server ended while it was idle, until it sees the socket close.
+    # asyncpg's error for a session that the server ended while it was idle, until it sees the socket close.
     asyncpg.InternalClientError,
 )
-
-
 _REFUSALS = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+FRONT = datetime(2000, 1, 1, tzinfo=UTC)
+"""A floor below every message."""
+_FLOOR_SECONDS = 1.0
 
 
 class PostgresQueue(Queue):
@@ -100,7 +105,7 @@ class PostgresQueue(Queue):
     ) -> PostgresQueue:
         """Connect, check the schema's version, start listening. ``Unavailable`` if there is no server."""
 
-        async def connect() -> Connection:
+        async def connect() -> QueueConnection:
             return await asyncpg.connect(
                 dsn, server_settings=SESSION, timeout=_CONNECT_TIMEOUT, command_timeout=_COMMAND_TIMEOUT
             )
@@ -109,6 +114,8 @@ class PostgresQueue(Queue):
             dsn,
             min_size=1,
             max_size=pool_size,
+            # asyncpg replaces a connection after 50,000 queries
+            # by default, which would only cost a reconnect.
             max_queries=2**31,
             server_settings=SESSION,
             timeout=_CONNECT_TIMEOUT,
@@ -119,10 +126,11 @@ class PostgresQueue(Queue):
         async with _outage_as_unavailable():
             try:
                 await pool
+            # A wrong password doesn't pass by itself, unlike an outage, and must not be retried.
             except _REFUSALS as error:
-                raise Invalid("QueueRefused", f"the queue's database doesn't let us in: {error}") from None
+                raise Invalid("QueueRefused", f"the queue's database refuses the login: {error}") from None
             try:
-                await check_schema(pool)
+                await SCHEMA.check(pool)
             except BaseException:
                 pool.terminate()
                 raise
@@ -148,6 +156,7 @@ class PostgresQueue(Queue):
         if not texts:
             return []
         rows = await self._fetch(_SQL.publish, queue, texts, delay, _commit(durable))
+        # After the commit: a receiver that is woken earlier would find nothing and sleep again.
         self._wakeups.announce(queue)
         return [str(row["id"]) for row in rows]
 
@@ -164,36 +173,42 @@ class PostgresQueue(Queue):
         check_receive(max_messages, wait_seconds, visibility_seconds, max_bytes)
         now = asyncio.get_running_loop().time
         deadline = now() + wait_seconds
-        pause, longest_pause = _OUTAGE_PAUSE
+        outage = _OUTAGE_BACKOFF.counter()
+        # In line before the first look: a message between the look and the wait must not be missed.
         with self._wakeups.waiter(queue) as waiter:
             while True:
+                # Before the look: a signal that comes during it may be about a message that it didn't see.
                 waiter.signal.clear()
                 try:
                     messages, full, due_in = await self._take(
                         queue, max_messages, visibility_seconds, max_bytes
                     )
                 except Unavailable:
+                    pause = outage.failed()
+                    # The caller has time to wait, and an outage is often shorter than that.
                     if self._closed or now() + pause > deadline:
                         raise
                     await asyncio.sleep(pause)
-                    pause = min(longest_pause, pause * 2)
                     continue
                 if messages:
+                    # There may be more, so the next receiver in line is woken as this one leaves.
                     if full:
                         waiter.signal.set()
                     return messages
+                # Only dead letters were found, or the look didn't start at the front.
                 if due_in == 0:
                     continue
                 remaining = deadline - now()
                 if remaining <= 0:
                     return []
+                # Signals may get lost, and a delayed message sends none when its time comes.
                 await waiter.wait(min(remaining, due_in, self._fallback_poll_seconds))
 
     async def _take(
         self, queue: str, max_messages: int, visibility_seconds: float, max_bytes: int | None
     ) -> tuple[list[Message], bool, float]:
-        """What is due, and whether that is as much as it may be; or nothing, and in how many seconds to look again
-        (0: there may be more, look on)."""
+        """Due messages, and whether they fill the batch; or none, and in how many seconds to look again (0 where
+        there may be more right now)."""
         floor = self._floors.of(queue)
         rows = await self._fetch(
             _SQL.receive, queue, max_messages, visibility_seconds, self._max_receives, floor, max_bytes
@@ -207,6 +222,7 @@ class PostgresQueue(Queue):
                 enqueued_at=row["enqueued_at"],
             )
             for row in rows
+            # Rows without a receipt are messages that were just buried, or the answer that nothing is due.
             if row["receipt"] is not None
         ]
         weight = sum(row["size"] or 0 for row in rows)
@@ -218,6 +234,7 @@ class PostgresQueue(Queue):
         if messages or rows[0]["id"] is not None or floor != FRONT:
             return messages, full, 0.0
         due_in = rows[0]["due_in"]
+        # The next one may have become due since the statement looked; 0 would mean to look again at once.
         return [], False, float("inf") if due_in is None else max(_SHORTEST_WAIT, due_in)
 
     async def extend(self, receipts: Sequence[str], *, visibility_seconds: float) -> list[str]:
@@ -227,6 +244,7 @@ class PostgresQueue(Queue):
 
     async def release(self, receipts: Sequence[str]) -> list[str]:
         stale, queues = await self._settle(_SQL.extend, receipts, 0.0)
+        # They are visible now, and no publisher will signal that.
         for queue in queues:
             self._wakeups.announce(queue)
         return stale
@@ -242,7 +260,7 @@ class PostgresQueue(Queue):
     async def _settle(
         self, query: str, receipts: Sequence[str], argument: object
     ) -> tuple[list[str], set[str]]:
-        """Run a fenced statement; answers the receipts that matched nothing and the queues it touched."""
+        """Run a fenced statement; returns the receipts that matched nothing and the queues it touched."""
         # In the order of ids, so that two batches that share messages can't deadlock.
         parsed = sorted({_parse_receipt(receipt) for receipt in receipts})
         if not parsed:
@@ -305,7 +323,7 @@ class PostgresQueue(Queue):
 
 
 async def _nothing_to_reset(_connection: object) -> None:
-    """No call leaves anything behind in its session, so a release costs no round trip."""
+    """No call changes its session, so that a release costs no round trip."""
 
 
 @asynccontextmanager
@@ -336,6 +354,30 @@ def _parse_ids(ids: Sequence[str]) -> list[int]:
 
 
 def _parse_id(text: str) -> int:
+    # int() also reads other scripts, spaces and underscores; 18 digits always fit a bigint.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise ValueError(text)
     return int(text)
+
+
+class Floors:
+    """Where in a queue's index a receive may start to look."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._floors: dict[str, tuple[datetime, float]] = {}
+
+    def of(self, queue: str) -> datetime:
+        floor, expires = self._floors.get(queue, (FRONT, 0.0))
+        return floor if self._monotonic() < expires else FRONT
+
+    def drop(self, queue: str) -> None:
+        self._floors.pop(queue, None)
+
+    def raise_to(self, queue: str, floor: datetime, *, looked_from: datetime) -> None:
+        """After a full batch; only a look from the front starts a new second."""
+        if looked_from == FRONT:
+            self._floors[queue] = floor, self._monotonic() + _FLOOR_SECONDS
+        # A floor that another receiver dropped meanwhile stays dropped: the front has to be looked at again.
+        elif queue in self._floors:
+            self._floors[queue] = floor, self._floors[queue][1]

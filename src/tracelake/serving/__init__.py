@@ -1,4 +1,8 @@
-"""HTTP as the platform's services speak it: declared routes, checked credentials, strict requests, problem details.
+"""HTTP servers: declared routes, checked credentials, strict requests, problem details.
 
-Shared by the Dispatcher and the Query Service; which routes and which credentials there are is theirs.
+The Dispatcher and the Query Service build their ports with it; each brings its own routes and authenticators. A
+request passes ``listener`` (connections and their limits), ``surface`` (one port's application), ``endpoint`` (the
+router), ``identity`` (credentials) and ``request`` (decoding); it leaves as an ``answer`` or as a problem
+(``contracts.problem``). ``small_http`` is for the two servers that don't need all of this: the gateways of
+sandboxes, and the invoke endpoint of an invoker.
 """

@@ -1,6 +1,6 @@
 """The OpenAPI document of a surface, made from the routes that it really has.
 
-Schemas are msgspec's own, so they say what the decoder enforces, unknown fields refused included.
+Schemas are msgspec's own, so they describe what the decoder enforces, including that unknown fields are refused.
 """
 
 from __future__ import annotations
@@ -10,64 +10,41 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from litestar.handlers import HTTPRouteHandler
-from litestar.routes import BaseRoute, HTTPRoute
 
 import tracelake
-from tracelake.serving.endpoint import OPERATION, Operation
-from tracelake.serving.identity import TASK_HEADER, WORKER_HEADER, Identity
-from tracelake.serving.problems import MEDIA_TYPE, Problem
+from tracelake.contracts.headers import CAPABILITY_HEADER, WORKER_HEADER
+from tracelake.contracts.problem import PROBLEM_JSON, Problem
+from tracelake.domain.errors import BY_STATUS
+from tracelake.serving.endpoint import Operation, Route
+from tracelake.serving.identity import Identity
 
-Json = dict[str, Any]
+OpenApiNode = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(?P<name>[a-z_]+)}")
-_NAME: Json = {"type": "string", "minLength": 1, "maxLength": 200}
-_PATH_SCHEMAS: dict[str, Json] = {
+_NAME: OpenApiNode = {"type": "string", "minLength": 1, "maxLength": 200}
+_PATH_SCHEMAS: dict[str, OpenApiNode] = {
     "task_id": {"type": "string", "format": "uuid"},
     "version": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
-_SCHEMES: dict[Identity, Json] = {
+_SCHEMES: dict[Identity, OpenApiNode] = {
     Identity.WORKER: {"type": "apiKey", "in": "header", "name": WORKER_HEADER},
-    Identity.TASK: {"type": "apiKey", "in": "header", "name": TASK_HEADER},
+    Identity.TASK: {"type": "apiKey", "in": "header", "name": CAPABILITY_HEADER},
     Identity.USER: {"type": "http", "scheme": "bearer"},
 }
-_WORDS = {
-    200: "Done.",
-    201: "Created.",
-    202: "Accepted.",
-    400: "Not well-formed.",
-    401: "No valid credential.",
-    403: "Not yours to touch.",
-    404: "Not there.",
-    409: "A lost race or a stale fence.",
-    413: "The body is too large.",
-    422: "Asks for something impossible.",
-    429: "As much as you may have.",
-    503: "Try again later.",
-}
+_DONE = {200: "Done.", 201: "Created.", 202: "Accepted."}
 
 
-def declared(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, HTTPRouteHandler, Operation]]:
-    """Every route that was declared, as ``(path, method, handler, operation)``."""
-    for route in routes:
-        if not isinstance(route, HTTPRoute):
-            continue
-        for handler in route.route_handlers:
-            operation = handler.opt.get(OPERATION)
-            if operation is not None:
-                yield route.path_format, next(iter(handler.http_methods)), handler, operation
-
-
-def document(title: str, routes: Iterable[BaseRoute]) -> bytes:
-    found = sorted(declared(routes), key=lambda entry: entry[:2])
-    kinds = [Problem, *(kind for *_, operation in found for kind in _kinds(operation))]
+def document(title: str, routes: Iterable[Route]) -> bytes:
+    found = sorted(routes, key=lambda route: (route.path, route.method))
+    kinds = [Problem, *(kind for route in found for kind in _kinds(route.operation))]
     refs, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schemas = dict(zip(map(_key, kinds), refs, strict=True))
-    paths: dict[str, Json] = {}
-    for path, method, handler, operation in found:
-        paths.setdefault(path, {})[method.lower()] = _operation(path, handler, operation, schemas)
-    used = {operation.identity for *_, operation in found} & _SCHEMES.keys()
+    paths: dict[str, OpenApiNode] = {}
+    for route in found:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    # A port doesn't describe credentials that it never asks for.
+    used = {route.operation.identity for route in found} & _SCHEMES.keys()
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -98,17 +75,18 @@ def _key(kind: Any) -> str:
     return repr(kind)
 
 
-def _operation(path: str, handler: HTTPRouteHandler, operation: Operation, schemas: dict[str, Json]) -> Json:
-    summary = (handler.fn.__doc__ or "").strip().split("\n")[0]
-    described: Json = {"operationId": handler.handler_name, "summary": summary, "responses": {}}
+def _operation(route: Route, schemas: dict[str, OpenApiNode]) -> OpenApiNode:
+    path, operation = route.path, route.operation
+    summary = (route.handler.__doc__ or "").strip().split("\n")[0]
+    described: OpenApiNode = {"operationId": route.handler.__name__, "summary": summary, "responses": {}}
     for status, kind in operation.answers.items():
         described["responses"][str(status)] = {
-            "description": _WORDS[status],
+            "description": _DONE[status],
             "content": _content(kind, schemas),
         }
     for status in _refusals(path, operation):
-        content = {MEDIA_TYPE: {"schema": schemas[_key(Problem)]}}
-        described["responses"][str(status)] = {"description": _WORDS[status], "content": content}
+        content = {PROBLEM_JSON: {"schema": schemas[_key(Problem)]}}
+        described["responses"][str(status)] = {"description": BY_STATUS[status].__doc__, "content": content}
     if operation.identity in _SCHEMES:
         described["security"] = [{operation.identity.value: []}]
     if operation.body is not None:
@@ -119,9 +97,9 @@ def _operation(path: str, handler: HTTPRouteHandler, operation: Operation, schem
     return described
 
 
-def _content(kind: Any, schemas: dict[str, Json]) -> Json:
+def _content(kind: Any, schemas: dict[str, OpenApiNode]) -> OpenApiNode:
     forms = _forms(kind)
-    content: Json = {form: {"schema": {"type": "string"}} for form in forms if isinstance(form, str)}
+    content: OpenApiNode = {form: {"schema": {"type": "string"}} for form in forms if isinstance(form, str)}
     found = [schemas[_key(form)] for form in forms if _is_json(form)]
     if found:
         content["application/json"] = {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
@@ -130,7 +108,7 @@ def _content(kind: Any, schemas: dict[str, Json]) -> Json:
 
 def _refusals(path: str, operation: Operation) -> list[int]:
     statuses = {*operation.refusals, 503}
-    if operation.identity is not Identity.NOBODY:
+    if operation.identity is not Identity.NONE:
         statuses.add(401)
     if operation.body is not None:
         statuses |= {400, 413, 422}
@@ -141,13 +119,13 @@ def _refusals(path: str, operation: Operation) -> list[int]:
     return sorted(statuses)
 
 
-def _path_parameters(path: str) -> Iterator[Json]:
+def _path_parameters(path: str) -> Iterator[OpenApiNode]:
     for found in _PARAMETER.finditer(path):
         name = found["name"]
         yield {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS.get(name, _NAME)}
 
 
-def _query_parameters(operation: Operation) -> Iterator[Json]:
+def _query_parameters(operation: Operation) -> Iterator[OpenApiNode]:
     if operation.query is None:
         return
     _, components = msgspec.json.schema_components([operation.query], ref_template=_REF)
@@ -157,7 +135,7 @@ def _query_parameters(operation: Operation) -> Iterator[Json]:
 
 
 def _plain_patterns(value: Any) -> Any:
-    """JSON Schema's regular expressions are ECMA's, which know no ``\\A`` and ``\\Z``."""
+    """JSON Schema uses ECMA's regular expressions, which have no ``\\A`` and ``\\Z``."""
     match value:
         case dict():
             return {

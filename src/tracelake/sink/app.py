@@ -1,8 +1,8 @@
-"""A sink process, put together: wake-ups in, one drain per sink task that it holds.
+"""The sink process: it receives wake-ups, claims sink tasks and runs one drain for each task that it holds.
 
-One process serves every buffered dataset. Starting waits for a Dispatcher and a queue that aren't there yet.
-``stop`` lets what was received be written and hands the tasks back, so that another sink has them within
-moments and not after a lease; ``hurry`` cuts that short.
+One process serves every buffered dataset. Starting waits until a Dispatcher and a queue are available. ``stop``
+lets received messages be written and releases the tasks, so that another sink claims them within moments instead of
+after a lease; ``stop_now`` cuts that short.
 """
 
 from __future__ import annotations
@@ -10,38 +10,53 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import structlog
 
-from tracelake.domain.errors import TracelakeError, Unavailable
+from tracelake import objects
+from tracelake import queue as queues
+from tracelake.contracts.buffers import SINK_QUEUE
 from tracelake.hot.buffers import BufferStore
-from tracelake.objects.directory import DirectoryStore
-from tracelake.queue.postgres import PostgresQueue
-from tracelake.sink.settings import SinkSettings
+from tracelake.leases.claim import Load, Poller, WakeUps, wait_for_queue
+from tracelake.leases.dispatcher_client import DispatcherClient
+from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
+from tracelake.leases.report import HeldTaskReporter
+from tracelake.queue.base import Queue
+from tracelake.settings import Secret
 from tracelake.sink.sink_task import SinkParts, SinkTask
-from tracelake.worker.dispatcher_client import DispatcherClient
-from tracelake.worker.heartbeats import Heartbeats
-from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.load import Load
-from tracelake.worker.poll import Poller
-from tracelake.worker.wake_ups import WakeUps
 
+#: The queue never gives a message up: one that was received often may be fine, and its sinks have died.
 _NEVER = 2**31 - 1
-"""The queue itself gives up nothing: a message that came often was taken by sinks that died, and may be well."""
 _POOL_SIZE = 8
 _CLAIMS_AT_ONCE = 100
 _POLL_SECONDS = 1.0
-_QUEUE_PAUSES = (0.1, 5.0)
 _REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSettings:
+    """``objects`` is the address of the object store, ``queue`` is where wake-ups for sink tasks arrive.
+    ``drain_seconds``: time for writing received messages after a stop."""
+
+    internal_url: str
+    worker_token: Secret
+    queue_dsn: Secret
+    data_write_dsn: Secret
+    objects: str
+    worker_id: str
+    queue: str = SINK_QUEUE
+    drain_seconds: float = 5
+
+
 async def run_sink(
-    settings: SinkSettings, stop: asyncio.Event, hurry: asyncio.Event, on_ready: Callable[[], None]
+    settings: SinkSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     async with AsyncExitStack() as parts:
+        # Starting waits for services without a limit, so a stop must be able to end it.
         starting = asyncio.create_task(_start(settings, parts))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -54,50 +69,38 @@ async def run_sink(
         on_ready()
         polling = asyncio.create_task(sink.poll(stop))
         await asyncio.wait([polling, stopped], return_when=asyncio.FIRST_COMPLETED)
+        # Not cancelled: a claim under way may bring leases, which have to be released.
         await asyncio.gather(polling)
-        await sink.drain(settings.drain_seconds, hurry)
+        await sink.drain(settings.drain_seconds, stop_now)
     _log.info("sink_stopped", worker_id=settings.worker_id)
 
 
 async def _start(settings: SinkSettings, parts: AsyncExitStack) -> Sink:
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
-    queue = await _open_queue(settings)
+    queue = await wait_for_queue(
+        lambda: queues.open(settings.queue_dsn.reveal(), max_receives=_NEVER, pool_size=_POOL_SIZE),
+        settings.queue,
+    )
     parts.push_async_callback(queue.close)
     await client.check()
-    store = BufferStore(settings.data_dsn)
+    store = BufferStore(settings.data_write_dsn)
     parts.push_async_callback(store.close)
     sink = Sink(settings, client, queue, store)
     parts.push_async_callback(sink.close)
     return sink
 
 
-async def _open_queue(settings: SinkSettings) -> PostgresQueue:
-    pause, longest = _QUEUE_PAUSES
-    said = False
-    while True:
-        try:
-            return await PostgresQueue.open(
-                settings.queue_dsn.reveal(), max_receives=_NEVER, pool_size=_POOL_SIZE
-            )
-        except Unavailable as error:
-            if not said:
-                said = True
-                _log.warning("queue_away", queue=settings.queue, error=error.message)
-        await asyncio.sleep(pause)
-        pause = min(longest, pause * 2)
-
-
 class Sink:
-    """The tasks that a process holds, from their claim to the answer to their report."""
+    """The tasks that a process holds, from their claim until their completion was reported."""
 
     def __init__(
-        self, settings: SinkSettings, client: DispatcherClient, queue: PostgresQueue, store: BufferStore
+        self, settings: SinkSettings, client: DispatcherClient, queue: Queue, store: BufferStore
     ) -> None:
-        self._client = client
         self._load = Load(_CLAIMS_AT_ONCE)
         self._heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
         self._wake_ups = WakeUps(queue, settings.queue)
+        self._reporter = HeldTaskReporter(client, self._load, self._heartbeats, self._wake_ups)
         self._running: set[asyncio.Task[None]] = set()
         self._poller = Poller(
             wake_ups=self._wake_ups,
@@ -110,21 +113,21 @@ class Sink:
             client=client,
             queue=queue,
             store=store,
-            objects=DirectoryStore(settings.object_root),
-            on_progress=self._heartbeats.hurry,
+            objects=objects.open(settings.objects),
+            on_progress=self._heartbeats.send_soon,
         )
 
     async def poll(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._poller.poll(_CLAIMS_AT_ONCE, _POLL_SECONDS)
 
-    async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Returns when all tasks were handed back, or couldn't be in time."""
+    async def drain(self, seconds: float, stop_now: asyncio.Event) -> None:
+        """Returns when all tasks were released, or their time is over."""
         loop = asyncio.get_running_loop()
         for held in self._load.held:
             held.stop(Stop.RELEASED)
         deadline = loop.time() + seconds
-        while self._load.running and not hurry.is_set() and loop.time() < deadline:
+        while self._load.running and not stop_now.is_set() and loop.time() < deadline:
             await self._load.changed(_LOOK_SECONDS)
         for held in self._load.running:
             held.kill()
@@ -148,20 +151,14 @@ class Sink:
         running.add_done_callback(self._running.discard)
 
     async def _run(self, held: HeldTask) -> None:
-        settled = False
+        completion = None
         try:
             completion = await SinkTask(held, self._parts).run()
-            self._load.ran(held, 0)
-            if completion is not None:
-                held.reported = True
-                await self._client.complete(completion)
-                held.log.info("attempt_reported", status=completion.status)
-                settled = True
-        except TracelakeError as refusal:
-            held.log.warning("report_refused", reason=refusal.reason, error=refusal.message)
         finally:
-            self._heartbeats.let_go(held)
+            # The time doesn't count: a task that runs beside others is in no mean.
             self._load.ran(held, 0)
-            self._load.reported(held)
-            (self._wake_ups.done if settled else self._wake_ups.give_back)(held.receipts)
-            self._wake_ups.give_back(held.later_receipts)
+            if completion is None:
+                # Superseded or cancelled: the wake-up is released, and the next claim finds out.
+                self._reporter.let_go(held)
+        if completion is not None:
+            await self._reporter.report(held, completion)

@@ -1,11 +1,16 @@
-"""Messages of a buffer's queue, read: what is to be merged, or why a message can't be.
+"""Messages of a buffer's queue: read into batches and retractions, or rejected with a reason.
 
-Records are checked against the dataset's schema as it is deployed now. A schema only ever gains columns, so a batch
-that was published under an older one fits as well; one that names a schema that isn't known yet has it asked for.
+Records are checked against the dataset's deployed schema. A schema only ever gains columns, so a batch that was
+published under an older one fits as well; for an unknown schema the deployed one is fetched first.
 
-Records that were too large for a message lie in an artifact of its own. Once they are rows it is emptied and not
-removed, for a message may always come again: it then has nothing to say, and isn't taken for one whose records are
-lost.
+Records that are too large for a message are in an artifact of their own. Once they are rows the artifact is
+emptied, not removed: the message may be delivered again, and must then change nothing instead of looking like lost
+records.
+
+A message that can't be merged is rejected as a whole, and the others go on. A fault in the records themselves is
+permanent, so the message is rejected at once; a fault that may pass (a refusal of the database, a missing artifact)
+is retried ``MAX_TRIES`` times. The Dispatcher keeps dead letters, where people list and replay them; the queue
+keeps those that even the Dispatcher refuses.
 """
 
 from __future__ import annotations
@@ -13,26 +18,38 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import structlog
 
-from tracelake.contracts.buffers import MAX_BATCH_BYTES, BufferBatch, BufferMessage, BufferRetract
+from tracelake.contracts.buffers import (
+    MAX_BATCH_BYTES,
+    BufferBatch,
+    BufferMessage,
+    BufferRetract,
+    DeadLetterRequest,
+    DeadLetterResponse,
+)
 from tracelake.domain.block_range import BlockRange
-from tracelake.domain.errors import NotFound, TracelakeError, Unavailable
-from tracelake.hot.buffers import Batch, BufferTable, Retraction, Row, bytes_columns
-from tracelake.objects.base import ObjectStore
-from tracelake.objects.layout import batch_location
-from tracelake.objects.prefix import ObjectLocation
-from tracelake.queue.base import Message
+from tracelake.domain.errors import Conflict, NotFound, TracelakeError, Unavailable
+from tracelake.hot.buffers import Batch, BufferRow, BufferTable, Retraction, bytes_columns
+from tracelake.leases.claim import WakeUps
+from tracelake.leases.held_task import HeldTask, sendable
+from tracelake.objects.base import ObjectLocation, ObjectStore, batch_location
+from tracelake.queue.base import Message, Queue
 
-Said = Batch | Retraction
+MAX_TRIES = 3
+MAX_REASON_CHARS = 4000
 _NO_RECORDS = b"[]"
+BufferChange = Batch | Retraction
+SendDeadLetter = Callable[[DeadLetterRequest], Awaitable[DeadLetterResponse]]
+
 _log = structlog.get_logger(__name__)
 
 
-class Poison(Exception):
-    """A message that can't be merged, and why. ``lasting`` when trying again can't help."""
+class PoisonMessage(Exception):
+    """A message can't be merged. ``lasting``: trying again can't help."""
 
     def __init__(self, reason: str, *, lasting: bool) -> None:
         super().__init__(reason)
@@ -41,23 +58,23 @@ class Poison(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A message, what it says, and about how many bytes that is; ``table`` is what its rows are rows of, and
-    ``artifact`` where they lie, if nobody else needs what is there."""
+class ReceivedChange:
+    """A message and the change that it asks of ``table``. ``size``: its bytes, about; ``artifact``: the object of
+    its records, if it belongs to this message alone and may be emptied."""
 
     message: Message
     table: BufferTable
-    said: Said
+    change: BufferChange
     size: int
     artifact: ObjectLocation | None = None
 
     @property
     def row_count(self) -> int:
-        return len(self.said.rows) if isinstance(self.said, Batch) else 0
+        return len(self.change.rows) if isinstance(self.change, Batch) else 0
 
 
 class BatchReader:
-    """``refresh`` answers the table with the schema that is deployed now, after the data database has it too."""
+    """``refresh`` returns the table with the deployed schema, after the data database has its columns."""
 
     def __init__(
         self,
@@ -78,70 +95,76 @@ class BatchReader:
         self._bytes = bytes_columns(table.schema)
         self._known.add(table.schema.hash)
 
-    async def read(self, message: Message) -> Taken:
-        """``Poison`` when it can't be merged, ``Unavailable`` when it can't be known."""
-        said = self._understand(message)
-        scope = _scope(said)
-        if isinstance(said, BufferRetract):
+    async def read(self, message: Message) -> ReceivedChange:
+        """Raises ``PoisonMessage`` for a message that can't be merged, ``Unavailable`` when it isn't clear."""
+        body = self._decode(message)
+        scope = _scope(body)
+        if isinstance(body, BufferRetract):
+            # Its type requires both ends.
             assert scope is not None
-            retraction = Retraction(producer=said.producer, revision=said.revision, scope=scope)
-            return Taken(message, self.table, retraction, 0)
-        if said.schema_hash not in self._known:
+            retraction = Retraction(producer=body.producer, revision=body.revision, scope=scope)
+            return ReceivedChange(message, self.table, retraction, 0)
+        if body.schema_hash not in self._known:
             deployed = await self._refresh()
             if deployed.schema.hash != self.table.schema.hash:
                 self._use(deployed)
-            self._known.add(said.schema_hash)
-        text = await self._records(said)
+            # Also if it isn't the deployed one: the rows are
+            # checked against that, and one question is enough.
+            self._known.add(body.schema_hash)
+        text = await self._records(body)
         try:
             rows = self._with_bytes(self._decoder.rows(text))
         except TracelakeError as error:
-            raise Poison(error.message, lasting=True) from None
-        batch = Batch(producer=said.producer, revision=said.revision, scope=scope, rows=rows)
-        return Taken(message, self.table, batch, len(text), self._own_artifact(said))
+            raise PoisonMessage(error.message, lasting=True) from None
+        batch = Batch(producer=body.producer, revision=body.revision, scope=scope, rows=rows)
+        return ReceivedChange(message, self.table, batch, len(text), self._own_artifact(body))
 
     async def empty(self, artifact: ObjectLocation) -> None:
-        """After its records are rows for good. What isn't emptied only takes room."""
+        """Called after the records are committed. An artifact that can't be emptied only takes room."""
         try:
             await self._objects.put(artifact, _NO_RECORDS)
         except TracelakeError as error:
             _log.warning("artifact_not_emptied", artifact=artifact.uri, error=error.message)
 
-    def _own_artifact(self, said: BufferBatch) -> ObjectLocation | None:
-        own = batch_location(self._objects.root, said.dataset_uuid, said.batch_id)
-        return own if said.artifact == own.uri else None
+    def _own_artifact(self, batch: BufferBatch) -> ObjectLocation | None:
+        own = batch_location(self._objects.root, batch.dataset_uuid, batch.batch_id)
+        # An object in any other place may belong to others: it is read and never emptied.
+        return own if batch.artifact == own.uri else None
 
-    def _understand(self, message: Message) -> BufferMessage:
+    def _decode(self, message: Message) -> BufferMessage:
         try:
-            said: BufferMessage = msgspec.convert(message.body, BufferMessage)
+            body: BufferMessage = msgspec.convert(message.body, BufferMessage)
         except msgspec.ValidationError as error:
-            raise Poison(f"it isn't a message of a buffer: {error}", lasting=True) from None
-        if said.dataset_version != self.table.dataset_version:
-            raise Poison(f"it is for another version of the dataset, {said.dataset_version}", lasting=True)
-        return said
+            raise PoisonMessage(f"it isn't a message of a buffer: {error}", lasting=True) from None
+        if body.dataset_version != self.table.dataset_version:
+            raise PoisonMessage(
+                f"it is for another version of the dataset, {body.dataset_version}", lasting=True
+            )
+        return body
 
-    async def _records(self, said: BufferBatch) -> str:
-        if (said.records is None) == (said.artifact is None):
-            raise Poison("a batch has either records or an artifact", lasting=True)
-        if said.records is not None:
-            return said.records
+    async def _records(self, batch: BufferBatch) -> str:
+        if (batch.records is None) == (batch.artifact is None):
+            raise PoisonMessage("a batch has either records or an artifact", lasting=True)
+        if batch.records is not None:
+            return batch.records
         try:
-            location = self._objects.locate(said.artifact or "")
+            location = self._objects.locate(batch.artifact or "")
             if not isinstance(location, ObjectLocation):
-                raise Poison(f"its artifact {said.artifact} is no object", lasting=True)
+                raise PoisonMessage(f"its artifact {batch.artifact} isn't an object", lasting=True)
             return (await self._objects.read(location, MAX_BATCH_BYTES)).decode()
         except Unavailable:
             raise
         except TracelakeError as error:
-            problem = f"its artifact {said.artifact} can't be read: {error.message}"
-            raise Poison(problem, lasting=not isinstance(error, NotFound)) from None
+            problem = f"its artifact {batch.artifact} can't be read: {error.message}"
+            raise PoisonMessage(problem, lasting=not isinstance(error, NotFound)) from None
         except UnicodeDecodeError:
-            raise Poison(f"its artifact {said.artifact} is not UTF-8", lasting=True) from None
+            raise PoisonMessage(f"its artifact {batch.artifact} is not UTF-8", lasting=True) from None
 
-    def _with_bytes(self, rows: list[Row]) -> Sequence[Row]:
-        """``0x…`` as the bytes that it spells."""
-        return [self._spelt_out(row) for row in rows] if self._bytes else rows
+    def _with_bytes(self, rows: list[BufferRow]) -> Sequence[BufferRow]:
+        """The rows with ``0x…`` decoded to bytes."""
+        return [self._decode_bytes(row) for row in rows] if self._bytes else rows
 
-    def _spelt_out(self, row: Row) -> Row:
+    def _decode_bytes(self, row: BufferRow) -> BufferRow:
         values: list[Any] = list(row)
         for place in self._bytes:
             if values[place] is not None:
@@ -149,10 +172,58 @@ class BatchReader:
         return tuple(values)
 
 
-def _scope(said: BufferMessage) -> BlockRange | None:
-    if said.scope_start is None and said.scope_end is None:
+def _scope(body: BufferMessage) -> BlockRange | None:
+    if body.scope_start is None and body.scope_end is None:
         return None
     try:
-        return BlockRange(said.scope_start or 0, said.scope_end if said.scope_end is not None else -1)
+        # Without an end the range is invalid: -1 is below every start.
+        return BlockRange(body.scope_start or 0, body.scope_end if body.scope_end is not None else -1)
     except ValueError as error:
-        raise Poison(str(error), lasting=True) from None
+        raise PoisonMessage(str(error), lasting=True) from None
+
+
+class DeadLetters:
+    def __init__(
+        self, held: HeldTask, dataset_uuid: UUID, *, send: SendDeadLetter, messages: WakeUps, queue: Queue
+    ) -> None:
+        self._held = held
+        self._dataset_uuid = dataset_uuid
+        self._send = send
+        self._messages = messages
+        self._queue = queue
+
+    async def reject(self, message: Message, poison: PoisonMessage) -> bool:
+        """Whether the message became a dead letter, which is then stored; otherwise it is delivered again."""
+        if not poison.lasting and message.receive_count < MAX_TRIES:
+            self._held.log.warning(
+                "message_refused",
+                message_id=message.id,
+                tries=message.receive_count,
+                reason=poison.reason[:500],
+            )
+            self._messages.give_back([message.receipt])
+            return False
+        request = DeadLetterRequest(
+            self._held.task_id,
+            self._held.attempt,
+            self._held.lease_token,
+            self._dataset_uuid,
+            dict(message.body),
+            sendable(poison.reason)[:MAX_REASON_CHARS] or "the message can't be merged",
+            message.receive_count,
+        )
+        try:
+            await self._send(request)
+        # Not about the message: the lease is lost, or the Dispatcher away, and it is rejected another time.
+        except (Conflict, NotFound, Unavailable):
+            # About this attempt or an outage, not about the message.
+            raise
+        except TracelakeError as error:
+            self._held.log.error("dead_letter_refused", message_id=message.id, error=error.message)
+            # The last resort: it must neither be lost nor hold up the others.
+            await self._queue.dead_letter([message.receipt], request.reason)
+        self._held.log.warning(
+            "dead_letter", message_id=message.id, tries=message.receive_count, reason=poison.reason[:500]
+        )
+        self._messages.done([message.receipt])
+        return True

@@ -1,9 +1,9 @@
 """One leased sink task: the only writer of one buffered dataset for as long as it holds its lease.
 
-It begins with its fence in the data database, so that whoever held the lease before can't commit any more, then
-makes the table as the schema declares it, says how far the dataset has come (an earlier attempt may have had no
-time to), and drains the dataset's queue until somebody ends it. A refusal that says the lease is no longer its own
-ends it at once.
+It first sets its fence in the data database, so that an earlier holder of the lease can't commit any more. Then it
+creates the table as the schema declares it, reports the dataset's position (an earlier attempt may have ended
+before it could), and drains the dataset's queue until it is stopped. A refusal that says the lease is no longer its
+own ends it at once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,25 @@ from tracelake.contracts.buffers import (
 )
 from tracelake.contracts.dispatcher_api import CompleteRequest, EventIn, EventsRequest, EventsResponse
 from tracelake.domain.errors import Conflict, Invalid, NotFound, TracelakeError
-from tracelake.domain.operator_catalog import BUFFER_SINK
+from tracelake.domain.operators.catalog import BUFFER_SINK
 from tracelake.hot.buffers import EVERYTHING, BufferStore, BufferTable
 from tracelake.hot.commit import Writer
+from tracelake.leases.claim import WakeUps
+from tracelake.leases.held_task import HeldTask, Stop
+from tracelake.leases.report import conclude
 from tracelake.objects.base import ObjectStore
 from tracelake.queue.base import Queue
-from tracelake.secret import Secret
-from tracelake.sink.batches import BatchReader
-from tracelake.sink.dead_letter import DeadLetters
-from tracelake.sink.drain import Drain
-from tracelake.sink.patience import Patience
-from tracelake.sink.tally import Tally
-from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.outcome import conclude
-from tracelake.worker.wake_ups import WakeUps
+from tracelake.settings import Secret
+from tracelake.sink.batches import BatchReader, DeadLetters
+from tracelake.sink.drain import Drain, OutageRetry, SinkProgress
 
+#: How long received messages stay hidden after a sink's death: no longer than its lease.
 VISIBILITY_SECONDS = 10.0
-"""How long what a sink had received stays hidden after its death: no longer than its lease."""
 _SETTLE_SECONDS = 1.0
 
 
-class Platform(Protocol):
-    """What a sink asks of the Dispatcher. Each call is repeated until it is answered."""
+class SinkDispatcher(Protocol):
+    """The Dispatcher's calls that a sink uses. Each call is repeated until it is answered."""
 
     async def events(self, events: EventsRequest) -> EventsResponse: ...
 
@@ -58,9 +55,9 @@ class Platform(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkParts:
-    """What all tasks of a sink process share."""
+    """The connections that all tasks of a sink process share."""
 
-    client: Platform
+    client: SinkDispatcher
     queue: Queue
     store: BufferStore
     objects: ObjectStore
@@ -68,7 +65,7 @@ class SinkParts:
 
 
 class SinkTask:
-    """The task's control: what the heartbeat hears reaches the drain through it."""
+    """The task's control: the heartbeat's answers reach the drain through it."""
 
     def __init__(self, held: HeldTask, parts: SinkParts) -> None:
         self._held = held
@@ -77,7 +74,7 @@ class SinkTask:
         self._working: asyncio.Task[None] | None = None
 
     async def run(self) -> CompleteRequest | None:
-        """What to report, or None when nobody waits for a report."""
+        """The completion to report, or None when no report is expected."""
         held = self._held
         gone = "it ended by itself"
         if held.stopped is None:
@@ -101,16 +98,18 @@ class SinkTask:
             case Conflict() | NotFound():
                 stop = Stop.CANCELED if error.reason == "Canceled" else Stop.SUPERSEDED
                 self._held.log.warning("sink_superseded", reason=error.reason)
+                # For `conclude`: a superseded attempt sends no report.
                 self._held.stop(stop)
                 return error.message
             case TracelakeError():
                 self._held.log.error("sink_failed", reason=error.reason, error=error.message)
                 return f"{error.reason}: {error.message}"
             case _:
-                self._held.log.error("sink_broke", exc_info=error)
+                self._held.log.error("sink_internal_error", exc_info=error)
                 return f"{type(error).__name__} in the sink: {error}"
 
     def stop(self, why: Stop) -> None:
+        # After a release received messages may still be written; after any other stop the lease is gone.
         if why is Stop.RELEASED and self._drain is not None:
             self._drain.finish()
         else:
@@ -126,18 +125,18 @@ class SinkTask:
             self._drain.pause(paused)
 
     def renew(self, token: Secret) -> None:
-        """A sink has no use for it."""
+        """A sink doesn't use its capability token."""
 
     async def _work(self) -> None:
         config = _config(self._held)
         table = _table(self._held, config)
-        tally = Tally(self._held, self._parts.on_progress)
-        patience = Patience(self._held, tally.waits_for)
-        writer = await self._begin(table, patience)
+        progress = SinkProgress(self._held, self._parts.on_progress)
+        outages = OutageRetry(self._held, progress.waits_for)
+        writer = await self._begin(table, outages)
         messages = WakeUps(self._parts.queue, buffer_queue(table.dataset_uuid), VISIBILITY_SECONDS)
 
         async def refresh() -> BufferTable:
-            return await self._refresh(table, patience)
+            return await self._refresh(table, outages)
 
         dead_letters = DeadLetters(
             self._held,
@@ -152,43 +151,47 @@ class SinkTask:
             store=self._parts.store,
             writer=writer,
             dead_letters=dead_letters,
-            patience=patience,
-            tally=tally,
-            tell=lambda position: self._tell(table, position),
+            outages=outages,
+            progress=progress,
+            report=lambda position: self._report_position(table, position),
         )
         self._held.log.info("sink_drains", dataset=config.dataset, dataset_uuid=str(table.dataset_uuid))
+        # A heartbeat may have paused the task before there was a drain.
         self._drain.pause(self._held.paused)
         try:
             await self._drain.run()
         finally:
-            tally.ended()
+            progress.ended()
+            # Releases the messages that weren't written; the next holder needn't wait until they show again.
             await messages.close(_SETTLE_SECONDS)
 
-    async def _begin(self, table: BufferTable, patience: Patience) -> Writer:
+    async def _begin(self, table: BufferTable, outages: OutageRetry) -> Writer:
         held, store = self._held, self._parts.store
         assert held.payload.epoch is not None
         writer = Writer(task_id=held.task_id, epoch=held.payload.epoch, inputs={})
-        await patience.until_done(lambda: store.begin(writer, table.dataset_version, EVERYTHING))
-        await patience.until_done(lambda: store.ensure(table))
-        # The position says all that an earlier attempt has left unsaid, another task of the dataset's included.
-        position = await patience.until_done(lambda: store.position(table.dataset_version))
+        # The fence first: after it no earlier holder can move the position that is read below.
+        await outages.until_done(lambda: store.begin(writer, table.dataset_version, EVERYTHING))
+        await outages.until_done(lambda: store.ensure(table))
+        # The position covers all events that an earlier attempt didn't send, also one of another task of the
+        # dataset.
+        position = await outages.until_done(lambda: store.position(table.dataset_version))
         if position > 0:
-            await self._tell(table, position)
-        for unsaid in await patience.until_done(lambda: store.unsaid(held.task_id)):
-            await patience.until_done(partial(store.said, unsaid.outbox_id))
+            await self._report_position(table, position)
+        for pending in await outages.until_done(lambda: store.pending_events(held.task_id)):
+            await outages.until_done(partial(store.mark_delivered, pending.outbox_id))
         return writer
 
-    async def _refresh(self, table: BufferTable, patience: Patience) -> BufferTable:
-        """A deploy has added columns since the claim."""
+    async def _refresh(self, table: BufferTable, outages: OutageRetry) -> BufferTable:
+        """The table as it is deployed now: a deploy has added columns since the claim."""
         found = await self._parts.client.buffer_schema(table.dataset_uuid)
         grown = BufferTable(
             dataset_uuid=table.dataset_uuid, dataset_version=table.dataset_version, schema=found.schema
         )
-        await patience.until_done(lambda: self._parts.store.ensure(grown))
+        await outages.until_done(lambda: self._parts.store.ensure(grown))
         self._held.log.info("sink_schema", schema_hash=found.schema_hash)
         return grown
 
-    async def _tell(self, table: BufferTable, position: int) -> None:
+    async def _report_position(self, table: BufferTable, position: int) -> None:
         held = self._held
         event = EventIn(table.dataset_uuid, table.dataset_version, cursor=position)
         await self._parts.client.events(EventsRequest(held.task_id, held.attempt, [event], held.lease_token))

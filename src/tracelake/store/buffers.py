@@ -1,4 +1,4 @@
-"""Buffered datasets in the state database: schemas, messages on their way to the queues, dead letters."""
+"""Buffered datasets in the state database: schemas, messages for the queues, dead letters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from uuid import UUID
 
 import msgspec
 
-from tracelake import sqlfiles
 from tracelake.contracts.buffers import BufferBatch, BufferMessage, BufferRetract, buffer_queue
-from tracelake.domain.buffer_schema import BufferSchema
+from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import BufferedDataset
-from tracelake.store.db import Row, Transaction
-from tracelake.store.outbox_entry import OutboxEntry, OutboxKind
+from tracelake.postgres import sqlfiles
+from tracelake.store.db import OutboxEntry, OutboxKind, Row, Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "buffers.sql")
 
@@ -38,7 +37,7 @@ class KnownBuffer(Buffer):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBuffer:
     """A dataset that a job has published to."""
 
     dag_name: str
@@ -48,7 +47,7 @@ class Written:
 
 
 def sink_job(dataset: str) -> str:
-    """The name of the platform's job that drains a dataset. No job of a DAG can be called so: it has a dot."""
+    """The name of the platform's job that drains a dataset; its dot keeps it apart from the jobs of a DAG."""
     return f"{dataset}.sink"
 
 
@@ -58,7 +57,7 @@ async def schemas_of_dag(tx: Transaction, dag: str) -> dict[str, BufferSchema]:
 
 
 async def ensure(tx: Transaction, org_id: UUID, dag: str, entry: BufferedDataset, new_uuid: UUID) -> UUID:
-    """The dataset under its name and with its schema as declared now; ``new_uuid`` if it never was here."""
+    """Create or update a dataset with its name and declared schema; a new one gets ``new_uuid``."""
     schema = BufferSchema.of(entry)
     row = await tx.fetchrow(
         SQL.ensure_buffered,
@@ -76,7 +75,7 @@ async def ensure(tx: Transaction, org_id: UUID, dag: str, entry: BufferedDataset
 
 
 async def retire(tx: Transaction, dag: str, kept: Sequence[str]) -> list[str]:
-    """Datasets that the DAG no longer names; answers the names of their sinks' jobs."""
+    """Unpublish datasets that the DAG no longer names; returns the names of their sinks' jobs."""
     return [row["job_name"] for row in await tx.fetch(SQL.retire_buffered, dag, list(kept))]
 
 
@@ -87,7 +86,7 @@ async def of_dag(tx: Transaction, dag: str) -> list[Row]:
 async def find_published(
     tx: Transaction, org_id: UUID, dataset_uuid: UUID | None, name: str | None, job_id: UUID
 ) -> tuple[Buffer, int] | None:
-    """With where the revisions of what ``job_id`` publishes begin."""
+    """The dataset, and where the revisions of rows published by ``job_id`` begin."""
     row = await tx.fetchrow(SQL.find_published, org_id, dataset_uuid, name, job_id)
     return (Buffer(*_identity(row)), row["revision_base"]) if row is not None else None
 
@@ -119,7 +118,7 @@ def _known(row: Row) -> KnownBuffer:
 
 
 async def add_batch(tx: Transaction, batch: BufferBatch, dag: str, job: str) -> None:
-    """A publish on its way to the queue, committed with whatever else the transaction does."""
+    """Put a publish into the outbox; it commits with the transaction."""
     rows = await tx.fetch(
         SQL.add_batch,
         buffer_queue(batch.dataset_uuid),
@@ -160,10 +159,10 @@ def _entries(rows: Sequence[Row], bodies: Sequence[dict[str, Any]]) -> list[Outb
     ]
 
 
-async def written_by(tx: Transaction, jobs: Sequence[tuple[str, str]]) -> list[Written]:
+async def written_by(tx: Transaction, jobs: Sequence[tuple[str, str]]) -> list[WrittenBuffer]:
     """The datasets that jobs, each by DAG and name, have ever published to."""
     rows = await tx.fetch(SQL.datasets_of_writers, [job[0] for job in jobs], [job[1] for job in jobs])
-    return [Written(**row) for row in rows]
+    return [WrittenBuffer(**row) for row in rows]
 
 
 async def revision_bases(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -175,11 +174,11 @@ async def writers(tx: Transaction, dataset_uuid: UUID) -> list[str]:
     return [row["producer"] for row in await tx.fetch(SQL.writers, dataset_uuid)]
 
 
-async def bury(
+async def add_dead_letter(
     tx: Transaction, org_id: UUID, message: BufferMessage, raw: str, reason: str, tries: int, task_id: UUID
 ) -> int:
     row = await tx.fetchrow(
-        SQL.bury,
+        SQL.add_dead_letter,
         org_id,
         message.dataset_uuid,
         message.batch_id,
@@ -207,7 +206,7 @@ async def dead_letter(tx: Transaction, org_id: UUID, dead_letter_id: int) -> Row
 async def take_dead_letters(
     tx: Transaction, dataset_uuid: UUID, ids: Sequence[int] | None, limit: int, last: int
 ) -> list[dict[str, Any]]:
-    """Dead letters are taken away, some or all up to the ``last``; answers their messages."""
+    """Remove dead letters, some or all up to the ``last``; returns their messages."""
     rows = await tx.fetch(SQL.exhume, dataset_uuid, list(ids) if ids is not None else None, limit, last)
     return [msgspec.json.decode(row["message"]) for row in rows]
 

@@ -1,11 +1,10 @@
-"""What is committed of a range of blocks, what is missing, and what is on its way."""
+"""Coverage of a range of blocks: committed parts, gaps, and the progress of a backfill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from tracelake import sqlfiles
 from tracelake.contracts.coverage import (
     BackfillFailure,
     BackfillQuery,
@@ -15,10 +14,11 @@ from tracelake.contracts.coverage import (
     GapQuery,
     JobName,
 )
-from tracelake.domain.backfill import JobNode, Route, find_route, slices
+from tracelake.domain.backfill import BackfillRoute, JobNode, find_route, slices
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind
 from tracelake.domain.errors import Invalid
+from tracelake.postgres import sqlfiles
 from tracelake.store import jobs
 from tracelake.store.db import Row, Transaction
 from tracelake.store.reads import current_version
@@ -29,7 +29,7 @@ MAX_FAILURES = 100
 
 
 async def gaps(tx: Transaction, org_id: UUID, name: str, query: GapQuery) -> GapPage:
-    """A page of what is missing of a dataset, in ascending order."""
+    """A page of a dataset's gaps, in ascending order."""
     dataset_uuid, version = await current_version(tx, org_id, name)
     extent = await tx.fetchrow(SQL.extent, version)
     assert extent is not None
@@ -42,6 +42,7 @@ async def gaps(tx: Transaction, org_id: UUID, name: str, query: GapQuery) -> Gap
         return GapPage(dataset_uuid, version, None, None, [], None)
     after = query.after + 1 if isinstance(query.after, int) else start
     if extent["cursor"] is not None:
+        # Where there is a cursor, _extent found a first block.
         assert first is not None
         found = _around(first, extent["cursor"], max(start, after), end)
     else:
@@ -52,7 +53,8 @@ async def gaps(tx: Transaction, org_id: UUID, name: str, query: GapQuery) -> Gap
 
 
 def _extent(row: Row) -> tuple[int | None, int | None]:
-    """A cursor says that all before it is there, from where its job was told to begin."""
+    """First and last block. A cursor means that everything before it is committed, from its job's first block
+    on."""
     if row["cursor"] is None:
         return row["first"], row["last"]
     begins = row["start_block"]
@@ -70,6 +72,8 @@ async def _between_partitions(
     if start > end:
         return []
     stored = extent["storage"] != "none"
+    # Stored partitions don't overlap, so the walk may begin at the first that reaches
+    # the range. Announcements may overlap, and are walked from the beginning.
     first = await tx.fetchrow(SQL.first_reaching, version, start) if stored else None
     rows = await tx.fetch(
         SQL.gaps_before_partitions, version, start, end, first["range_start"] if first else 0, limit
@@ -83,7 +87,7 @@ async def _between_partitions(
 
 
 async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) -> BackfillState:
-    """How far a job is with a range, and the events that would ask for the rest."""
+    """A job's progress with a range, and the events that would request the rest."""
     if query.start > query.end:
         raise Invalid("InvalidRange", f"from {query.start} to {query.end} is no range")
     route = await _route(tx, dag, job)
@@ -95,6 +99,7 @@ async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) ->
     )
     assert row is not None
     missing = [BlockRange(*ends) for ends in zip(row["starts"], row["ends"], strict=True)]
+    # Lazy, since a range of 2^62 blocks in small chunks would never end.
     asking = (
         piece
         for each in missing
@@ -134,7 +139,7 @@ async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) ->
     )
 
 
-async def _route(tx: Transaction, dag: str, job: str) -> Route:
+async def _route(tx: Transaction, dag: str, job: str) -> BackfillRoute:
     named = await jobs.active(tx, dag, job)
     nodes = {
         row["job_id"]: JobNode(

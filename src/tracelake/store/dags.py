@@ -1,4 +1,4 @@
-"""DAGs as they are deployed: versions, generations of jobs, datasets and edges."""
+"""Deployed DAGs: versions, generations of jobs, datasets and edges; and the audit trail."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from tracelake import sqlfiles
-from tracelake.domain.dag.model import (
-    DagSpec,
-    InputSpec,
-    JobSettings,
-    JobSpec,
-    PublishedOutput,
-    Storage,
-)
+from tracelake.domain.dag.model import DagSpec, InputSpec, JobSettings, JobSpec, PublishedOutput, Storage
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "dags.sql")
@@ -31,7 +24,7 @@ class ActiveDag:
 
 
 @dataclass(frozen=True, slots=True)
-class DeployedOutput:
+class DeployedOutputRow:
     job: str
     output_index: int
     dataset_uuid: UUID
@@ -205,9 +198,9 @@ async def publish_output(tx: Transaction, dag: str, entry: PublishedOutput) -> N
     await tx.execute(SQL.publish_output, dag, entry.job, entry.output, entry.name)
 
 
-async def outputs_of_dag(tx: Transaction, dag: str) -> list[DeployedOutput]:
+async def outputs_of_dag(tx: Transaction, dag: str) -> list[DeployedOutputRow]:
     return [
-        DeployedOutput(
+        DeployedOutputRow(
             row["job"],
             row["output_index"],
             row["dataset_uuid"],

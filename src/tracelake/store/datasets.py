@@ -1,4 +1,8 @@
-"""Dataset versions, their cursors and partitions, and how far consumers have read them."""
+"""Dataset versions, their cursors, partitions and events, and the positions of their consumers.
+
+Cursors only rise here and partitions only replace what they cover; going back is for ``invalidations``. Every event
+is recorded once, whether it counts or not.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from tracelake import sqlfiles
+import msgspec
+
+from tracelake.contracts.manifest import ChainEdges
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.domain.events import EventState
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Row, Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "datasets.sql")
@@ -45,14 +53,14 @@ class Consumer:
 
     @property
     def gated(self) -> bool:
-        """Must routing meet others on the job's row? Merged tasks and joins must: two events that come at
-        once would each miss the other's half."""
+        """Whether routing must lock the job's row. For merged tasks and joins it must: of two events that come at
+        once, each would miss the other's half."""
         return self.strategy is ExecutionStrategy.PER_UPDATE or self.trigger_count > 1
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedScope:
-    """A scope that counts from this transaction on. ``changed`` is false for a repeat."""
+    """A scope that this transaction commits. ``changed`` is false for a repeat."""
 
     dataset_version: UUID
     range: BlockRange
@@ -94,7 +102,8 @@ class ConsumerPosition:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRead:
-    """What an update read of a partitioned version: ``(after, upto]``, as of the last partition at its claim."""
+    """The range of a partitioned version that an update read: ``(after, upto]``, as of the last partition at its
+    claim."""
 
     task_id: UUID
     dataset_version: UUID
@@ -106,6 +115,11 @@ class UpdateRead:
 async def share_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
     """Lock versions against invalidation until the transaction ends; any number may share them."""
     return _versions(await tx.fetch(SQL.share_versions, sorted(set(versions))))
+
+
+async def hold_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
+    """Lock versions like ``share_versions``, and against others that hold them."""
+    return _versions(await tx.fetch(SQL.hold_versions, sorted(set(versions))))
 
 
 async def own_versions(tx: Transaction, versions: Iterable[UUID]) -> dict[UUID, Version]:
@@ -169,10 +183,28 @@ async def not_covered(
     return [(row["dataset_version"], BlockRange(row["range_start"], row["range_end"])) for row in rows]
 
 
+async def neighbours(
+    tx: Transaction, partitions: Sequence[tuple[UUID, BlockRange]]
+) -> list[list[tuple[BlockRange, ChainEdges]]]:
+    """For each partition, the current ones right before and right after it whose edges are known."""
+    rows = await tx.fetch(
+        SQL.neighbours,
+        [version for version, _ in partitions],
+        [span.start for _, span in partitions],
+        [span.end for _, span in partitions],
+    )
+    found: list[list[tuple[BlockRange, ChainEdges]]] = [[] for _ in partitions]
+    for row in rows:
+        span = BlockRange(row["range_start"], row["range_end"])
+        found[row["position"] - 1].append((span, msgspec.convert(row["edges"], ChainEdges)))
+    return found
+
+
 async def commit_partitions(tx: Transaction, partitions: Sequence[StoredPartition]) -> list[CommittedScope]:
-    """Make these the current partitions of their ranges; what they cover is no longer current."""
+    """Make these the current partitions of their ranges; partitions that they cover are no longer current."""
     if not partitions:
         return []
+    # First, or the unique index of current partitions would refuse the same range again.
     await tx.execute(SQL.supersede_partitions, *_ranges(partitions))
     await tx.fetch(
         SQL.commit_partitions,
@@ -262,13 +294,13 @@ async def advance_consumers(tx: Transaction, moves: Sequence[tuple[UUID, int, in
 async def committed_files(
     tx: Transaction, version: UUID, span: BlockRange, after: tuple[int, int] | None, limit: int
 ) -> list[Row]:
-    """``after`` is the partition and the file in it that the page before ended with."""
+    """A page of files; ``after`` is the partition, and the file in it, at which the last page ended."""
     partition, position = after or (None, None)
     return await tx.fetch(SQL.committed_files, version, span.start, span.end, partition, position, limit)
 
 
 async def is_current(tx: Transaction, version: UUID, partition_id: int) -> bool | None:
-    """Whether a partition still counts; None when the version never had it."""
+    """Whether a partition is still current; None when the version never had it."""
     row = await tx.fetchrow(SQL.is_current, partition_id, version)
     return row["current"] if row else None
 
@@ -300,3 +332,52 @@ def _version(row: Row) -> Version:
         row["revision"],
         row["is_current"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    org_id: UUID
+    dataset_version: UUID
+    task_id: UUID | None
+    attempt: int | None
+    kind: str
+    bounds: tuple[int, int]
+    revision: int
+    state: EventState
+
+    @property
+    def key(self) -> tuple[UUID, UUID | None, str, int, int]:
+        return self.dataset_version, self.task_id, self.kind, *self.bounds
+
+
+async def count_events_of_attempt(tx: Transaction, task_id: UUID, attempt: int, most: int) -> int:
+    rows = await tx.fetch(SQL.count_of_attempt, task_id, attempt, most)
+    count: int = rows[0][0]
+    return count
+
+
+async def record_events(tx: Transaction, events: Sequence[EventRow]) -> list[int]:
+    """Record the events; returns their ids in the order given."""
+    if not events:
+        return []
+    # Postgres refuses an ON CONFLICT DO UPDATE that meets the same row twice in one statement.
+    unique = list({(event.key, event.attempt, event.revision): event for event in events}.values())
+    rows = await tx.fetch(
+        SQL.record_events,
+        [event.org_id for event in unique],
+        [event.dataset_version for event in unique],
+        [event.task_id for event in unique],
+        [event.attempt for event in unique],
+        [event.kind for event in unique],
+        [event.bounds[0] for event in unique],
+        [event.bounds[1] for event in unique],
+        [event.revision for event in unique],
+        [event.state.value for event in unique],
+    )
+    ids = {
+        (row["dataset_version"], row["task_id"], row["kind"], row["range_start"], row["range_end"]): row[
+            "event_id"
+        ]
+        for row in rows
+    }
+    return [ids[event.key] for event in events]

@@ -1,11 +1,12 @@
-"""The state database as steps see it: one transaction per step, retried when Postgres says so.
+"""Transactions of the state database: one per step, run again when Postgres asks for it; outbox entries; the clock.
 
-Every transaction that routes or claims begins by sharing the deploy lock, in the same round trip as
-``BEGIN``; a deploy takes it alone. Locks inside a transaction are taken in one order everywhere:
-tasks, then jobs, then dataset versions, each by id. A deadlock is therefore a bug, but not an outage:
-the transaction is rolled back whole and run again.
+Every transaction that routes or claims begins by sharing the deploy lock, in the same round trip as ``BEGIN``; a
+deploy takes it exclusively. Locks inside a transaction are taken in one order everywhere: tasks, then jobs, then
+dataset versions, each by id. A deadlock is therefore a bug, but not an outage: the whole transaction is rolled back
+and run again.
 
-What a transaction wrote to the outbox is handed to ``on_commit`` listeners once the commit is certain.
+Outbox entries commit with their cause and are delivered afterwards: ``on_commit`` listeners receive them once the
+commit is certain. ``database_now`` is the one clock: lease and retry times are compared with no other.
 """
 
 from __future__ import annotations
@@ -15,30 +16,36 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from enum import Enum
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from tracelake.domain.errors import Unavailable
-from tracelake.postgres_sessions import KEEPALIVES, end_transactions_after
-from tracelake.store.outbox_entry import OutboxEntry
+from tracelake.postgres.sessions import KEEPALIVES, end_transactions_after
 
 T = TypeVar("T")
 Row = asyncpg.Record
-
-log = logging.getLogger(__name__)
-
 _MAX_TRIES = 8
 _CONNECT_SECONDS = 10.0
-# Beyond the server's own limit, so that it is reached only when the server, or the way to it, is gone.
+# Beyond the server's own limit, so that it is reached only when the server or the network is gone.
 _COMMAND_SECONDS = 16.0
 _ROLLBACK_SECONDS = 2.0
-# Several statements at their limit; whoever holds locks for longer has lost its Dispatcher.
+# Several statements at their limit; a session that holds locks for longer has lost its Dispatcher.
 _TRANSACTION_SECONDS = 40
-CLOSE_SECONDS = 1.0
+
+
+class LockMissing(Exception):
+    """A step found, under its locks, that it has to change more than it has locked: it is run again from the start,
+    and then finds before the locks what it found now."""
+
+
 _RETRY = (
+    LockMissing,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
@@ -52,29 +59,30 @@ _LOST = (
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InterfaceError,
-    # What asyncpg says of a session that the server ended while it was idle.
+    # asyncpg raises it for a session that the server ended while it was idle.
     asyncpg.InternalClientError,
     OSError,
     TimeoutError,
 )
+# Planning a claim anew costs more than running it, so hot steps plan a statement once per connection. Such a
+# plan must not depend on how full the tables were then: no scan of a whole table where an index serves.
+_PLAN_ONCE = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off"
+
+
+log = logging.getLogger(__name__)
 
 
 class DeployLock(Enum):
-    """How a transaction stands to deploys. The values open the transaction. A table is locked, since guests of the
-    database can't lock that, while everybody may take an advisory lock."""
+    """A transaction's lock against deploys; the values open the transaction. It is a lock on a table, which guest
+    roles of the database can't take, while any role may take an advisory lock."""
 
     NONE = "BEGIN"
     SHARED = "BEGIN; LOCK TABLE deploy_lock IN ROW SHARE MODE"
     EXCLUSIVE = "BEGIN; LOCK TABLE deploy_lock IN EXCLUSIVE MODE"
 
 
-# Planning a claim anew costs more than running it, so hot steps plan a statement once per connection. Such a
-# plan must not depend on how full the tables were then: no scan of a whole table where an index serves.
-_PLAN_ONCE = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off"
-
-
 class Connection(Protocol):
-    """What is used of a database connection; a simulation stands in for it here."""
+    """The part of a database connection that transactions use; a simulation replaces it."""
 
     async def fetch(self, query: str, *args: Any) -> list[Row]: ...
 
@@ -90,7 +98,7 @@ class Connections(Protocol):
 
 
 class Transaction:
-    """One open transaction, and what it has put in the outbox so far."""
+    """One open transaction, and the outbox entries that it has written so far."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -108,7 +116,7 @@ class Transaction:
 
 
 class Database:
-    """Runs transactions. ``on_commit`` listeners hear of outbox entries after their commit."""
+    """Runs transactions. ``on_commit`` listeners receive outbox entries after their commit."""
 
     def __init__(
         self,
@@ -117,7 +125,8 @@ class Database:
         on_silence: Callable[[], Awaitable[None]] | None = None,
         rollback_seconds: float | None = _ROLLBACK_SECONDS,
     ) -> None:
-        """``on_silence`` is called when a connection has stopped answering: its neighbours are suspect too."""
+        """``on_silence`` is called when a connection has stopped answering: the others of the pool may be dead
+        too."""
         self._rollback_seconds = rollback_seconds
         self._connections = connections
         self._on_silence = on_silence
@@ -146,7 +155,10 @@ class Database:
                 log.warning("transaction rolled back, running it again", extra={"cause": str(error)})
                 if again == _MAX_TRIES - 1:
                     raise Unavailable("Contention", "the state database is too contended") from error
+            # A transaction whose COMMIT got no answer is not run again here: it may
+            # have committed. Callers repeat whole calls, whose answers are the same.
             except _LOST as error:
+                # Only silence says something about other connections; an error is this one's own.
                 if isinstance(error, TimeoutError) and self._on_silence is not None:
                     await self._on_silence()
                 raise Unavailable(
@@ -164,29 +176,36 @@ class Database:
         if hot:
             opening.append(_PLAN_ONCE)
         async with self._connections.acquire() as connection:
+            # One round trip, and the deploy lock comes before any
+            # row's, so that a step and a deploy can't deadlock.
             await connection.execute("; ".join(opening))
             tx = Transaction(connection)
             try:
                 yield tx
                 await connection.execute("COMMIT")
+            # Also for a cancelled request: the pool resets no session,
+            # and its next user would get the open transaction.
             except BaseException as error:
                 await _abandon(connection, error, self._rollback_seconds)
                 raise
+        # Outside of the try: an error of a listener must not look like a failed commit.
         if tx.outbox:
             for listener in self._listeners:
                 listener(tx.outbox)
 
 
 async def _abandon(connection: Connection, error: BaseException, seconds: float | None) -> None:
-    """Roll back, or drop the connection when even that can't be said (the server then rolls back)."""
+    """Roll back, or drop the connection when even that fails (the server then rolls back)."""
     if connection.is_closed():
         return
+    # A server that didn't answer a statement won't answer ROLLBACK either.
     if isinstance(error, TimeoutError):
         connection.terminate()
         return
     try:
         async with asyncio.timeout(seconds):
             await connection.execute("ROLLBACK")
+    # The timeout above ends in a TimeoutError, which is an OSError.
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.CancelledError):
         with contextlib.suppress(Exception):
             connection.terminate()
@@ -195,7 +214,7 @@ async def _abandon(connection: Connection, error: BaseException, seconds: float 
 async def open_pool(
     dsn: str, *, min_size: int = 2, max_size: int = 12, application: str = "tracelake"
 ) -> asyncpg.Pool:
-    """A pool whose connections speak JSON and never wait for ever."""
+    """A pool whose connections decode JSON and have limits on every wait."""
     return await asyncpg.create_pool(
         dsn,
         min_size=min_size,
@@ -211,6 +230,7 @@ async def open_pool(
             "lock_timeout": "10s",
             "idle_in_transaction_session_timeout": "10s",
             "timezone": "UTC",
+            # Statements here take milliseconds, less than it would take to compile them.
             "jit": "off",
         },
     )
@@ -227,6 +247,7 @@ async def _open_session(connection: asyncpg.Connection) -> None:
 async def prepare_connection(connection: asyncpg.Connection) -> None:
     await connection.set_type_codec(
         "jsonb",
+        # Postgres sends jsonb in binary as a version number, always 1, followed by the text.
         encoder=lambda value: b"\x01" + msgspec.json.encode(value),
         decoder=lambda raw: msgspec.json.decode(raw[1:]),
         schema="pg_catalog",
@@ -235,4 +256,32 @@ async def prepare_connection(connection: asyncpg.Connection) -> None:
 
 
 async def _keep_session(connection: asyncpg.Connection) -> None:
-    """Transactions leave nothing behind in the session, so the usual reset would only cost a round trip."""
+    """Transactions leave no state in the session, so the usual reset would only cost a round trip."""
+
+
+class OutboxKind(StrEnum):
+    """``wake`` wakes a runtime for a task; ``buffer`` carries a message to a buffered dataset's queue."""
+
+    WAKE = "wake"
+    BUFFER = "buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """An ``available_at`` in the future is that of a retry's wake-up. ``runtime`` is the destination; for a
+    ``buffer`` entry it is the queue itself."""
+
+    outbox_id: int
+    kind: OutboxKind
+    runtime: str
+    task_id: UUID | None
+    payload: dict[str, Any]
+    available_at: datetime
+    due: bool
+
+
+async def database_now(tx: Transaction) -> datetime:
+    row = await tx.fetchrow("SELECT tl_now() AS now")
+    assert row is not None
+    moment: datetime = row["now"]
+    return moment

@@ -1,9 +1,12 @@
-"""Why a task ran: the events that caused it, the attempts that said them, and so on back to the sources.
+"""Explanations: why a task ran, back to the sources, and which tasks and attempts wrote a range of blocks.
 
-Nothing is recorded for this alone. A task's inputs, frozen at its claim, say what it read; the partition that holds
-it, or the last event that reached it before then, says who wrote that. Every look is served by an index, so that
-explaining costs the same however long the chain of blocks is; the number of looks is bounded by ``depth`` and
-``MAX_TASKS``.
+Nothing is recorded for this alone. A task's inputs, frozen at its claim, show what it read; the partition that
+holds that, or the last event that reached it before then, shows who wrote it. Every query is served by an index, so
+that an explanation costs the same however long the chain of blocks is; ``depth`` and ``MAX_TASKS`` limit the number
+of queries.
+
+A range is explained by its partitions with their manifests, or for a dataset with a cursor by its events: each is a
+commit of the attempt that sent it. Checks, invalidations and gaps of the range come with it.
 """
 
 from __future__ import annotations
@@ -15,21 +18,38 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
-from tracelake import sqlfiles
+from tracelake.contracts.coverage import GapQuery
 from tracelake.contracts.dispatcher_api import PayloadInput
-from tracelake.contracts.explain import Cause, ExplainedTask, Handover, TakenBack, TaskExplanation
+from tracelake.contracts.explain import (
+    Cause,
+    EarlierAttempt,
+    ExplainedTask,
+    ExplainRangeQuery,
+    RangeExplanation,
+    RangeInput,
+    RangeInvalidation,
+    RangePiece,
+    TaskExplanation,
+    TaskStep,
+)
+from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import NotFound
-from tracelake.store import reads
+from tracelake.postgres import sqlfiles
+from tracelake.store import coverage, reads
 from tracelake.store.db import Row, Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "explain.sql")
-
 MAX_TASKS = 100
 MAX_EVENTS = 1000
-"""How many events of a version are looked through for the one that isn't found by its scope."""
-
+"""Maximum number of a version's events that are searched for one that isn't found by its scope."""
 _ATTEMPTS = 5
+MAX_INVALIDATIONS = 100
+MAX_GAPS = 100
+MAX_ATTEMPTS = 1000
+MAX_COMMITS = 10_000
+_EARLIER = 5
 
 
 async def task(tx: Transaction, task_id: UUID, depth: int) -> TaskExplanation:
@@ -39,8 +59,10 @@ async def task(tx: Transaction, task_id: UUID, depth: int) -> TaskExplanation:
     unexplored: dict[UUID, None] = {}
     while asked:
         next_id, attempt, level = asked.popleft()
+        # Causes form a graph: two tasks of a chain may have the same cause.
         if next_id in found:
             continue
+        # Named but not looked at, so that one request can't walk the whole history.
         if level >= depth or len(found) >= MAX_TASKS:
             unexplored[next_id] = None
             continue
@@ -68,7 +90,7 @@ async def _explain(tx: Transaction, task_id: UUID, attempt: int | None, level: i
     number = row["attempt"] if attempt is None else attempt
     attempts = await tx.fetch(SQL.attempts_upto, task_id, number, _ATTEMPTS)
     current = attempts[0] if attempts else None
-    # What a superseded attempt read is not kept: only the last claim's inputs are frozen in the task.
+    # Inputs of a superseded attempt are not kept: only the last claim's are frozen in the task.
     frozen = row["inputs"] if number == row["attempt"] else None
     causes = await _causes(tx, row, current, frozen or [])
     return ExplainedTask(
@@ -87,9 +109,9 @@ async def _explain(tx: Transaction, task_id: UUID, attempt: int | None, level: i
         end=row["end"],
         because=(row["cause"] or {}).get("kind"),
         depth=level,
-        handovers=_handovers(row, attempts, causes),
+        handovers=_steps(row, attempts, causes),
         causes=causes,
-        taken_back=await _own_taken_back(tx, row),
+        taken_back=await _own_invalidation(tx, row),
     )
 
 
@@ -104,8 +126,8 @@ async def _causes(tx: Transaction, task: Row, attempt: Row | None, frozen: Seque
 async def _cause(
     tx: Transaction, task: Row, attempt: Row | None, edge: Row, read: PayloadInput | None
 ) -> Cause:
-    """A PerPartition task was created when the last of its scopes was there; an update reads what is there when it
-    is claimed."""
+    """A PerPartition task is created when the last of its scopes is committed; an update reads everything committed
+    when it is claimed."""
     start, end = task["start"], task["end"]
     after = _number(read.after) if read else None
     upto = _number(read.upto) if read else None
@@ -114,12 +136,12 @@ async def _cause(
         event = await _find_event(tx, task, attempt, edge["dataset_version"], end if upto is None else upto)
     taken_back = None
     if read is not None and read.invalidation is not None:
-        row = await tx.fetchrow(SQL.taken_back_at, edge["dataset_version"], read.invalidation.revision)
-        taken_back = _taken_back(row) if row else None
-    said = _event(event)
+        row = await tx.fetchrow(SQL.invalidation_at, edge["dataset_version"], read.invalidation.revision)
+        taken_back = _invalidation(row) if row else None
+    fields = _event(event)
     if event is None and taken_back is not None:
-        # Nothing new was read: what was taken back is all that there was to do.
-        said = {"task_id": taken_back.task_id}
+        # Nothing new was read: the invalidation alone was the cause.
+        fields = {"task_id": taken_back.task_id}
     return Cause(
         **edge,
         revision=read.revision if read else None,
@@ -127,7 +149,7 @@ async def _cause(
         upto=upto,
         start=start,
         end=end,
-        **said,
+        **fields,
         taken_back=taken_back,
     )
 
@@ -158,22 +180,22 @@ def _event(row: Row | None) -> dict[str, Any]:
     }
 
 
-async def _own_taken_back(tx: Transaction, task: Row) -> TakenBack | None:
-    """Of a task that makes its own output again: the invalidation that asked for it."""
+async def _own_invalidation(tx: Transaction, task: Row) -> RangeInvalidation | None:
+    """The invalidation that made a task rebuild its own output."""
     cause = task["cause"] or {}
     if cause.get("kind") != "invalidation" or task["start"] is None:
         return None
     version = UUID(cause["dataset_version"])
-    rows = await tx.fetch(SQL.taken_back_in, version, task["start"], task["end"], task["created_at"], 1)
-    return _taken_back(rows[0]) if rows else None
+    rows = await tx.fetch(SQL.invalidations_in, version, task["start"], task["end"], task["created_at"], 1)
+    return _invalidation(rows[0]) if rows else None
 
 
-def _taken_back(row: Row) -> TakenBack:
-    return msgspec.convert(dict(row), TakenBack)
+def _invalidation(row: Row) -> RangeInvalidation:
+    return msgspec.convert(dict(row), RangeInvalidation)
 
 
-def _handovers(task: Row, attempts: Sequence[Row], causes: Sequence[Cause]) -> list[Handover]:
-    """In the order of time. A wake-up is only known by the last one: earlier ones left no trace."""
+def _steps(task: Row, attempts: Sequence[Row], causes: Sequence[Cause]) -> list[TaskStep]:
+    """In the order of time. Only the last wake-up is known: earlier ones left no trace."""
     moments = [
         (f"event {cause.event_id} recorded", cause.recorded_at)
         for cause in causes
@@ -190,15 +212,16 @@ def _handovers(task: Row, attempts: Sequence[Row], causes: Sequence[Cause]) -> l
     if task["status"] == "Canceled" and task["ended_at"] is not None and task["ended_at"] > last:
         moments.append(("canceled", task["ended_at"]))
     moments.sort(key=lambda moment: moment[1])
-    told: list[Handover] = []
+    steps: list[TaskStep] = []
     for what, at in moments:
-        before = told[-1].at if told else None
-        told.append(Handover(what, at, (at - before).total_seconds() if before else None))
-    return told
+        before = steps[-1].at if steps else None
+        steps.append(TaskStep(what, at, (at - before).total_seconds() if before else None))
+    return steps
 
 
 def _whole(tasks: Sequence[ExplainedTask]) -> float | None:
-    """A source runs for ever: what counts of it is what it said, which the tasks after it tell."""
+    """Seconds from the first step to the last. A source runs forever, so its own times don't count, unless it
+    is alone: its events are among the steps of the tasks after it."""
     moments = [
         each.at for task in tasks if task.kind != "source" or len(tasks) == 1 for each in task.handovers
     ]
@@ -208,3 +231,124 @@ def _whole(tasks: Sequence[ExplainedTask]) -> float | None:
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) else None
+
+
+async def range_of(tx: Transaction, org_id: UUID, name: str, query: ExplainRangeQuery) -> RangeExplanation:
+    _, version = await reads.current_version(tx, org_id, name)
+    dataset = await tx.fetchrow(SQL.explained_dataset, version)
+    assert dataset is not None
+    missing = await coverage.gaps(
+        tx, org_id, name, GapQuery(start=query.start, end=query.end, limit=MAX_GAPS, after=UNSET)
+    )
+    inputs = await tx.fetch(SQL.inputs_of_job, dataset["job_id"])
+    pieces: list[RangePiece] = []
+    taken_back: list[Row] = []
+    searched, following = True, None
+    if missing.start is not None and missing.end is not None:
+        span = BlockRange(missing.start, missing.end)
+        rows = await _partitions(tx, dataset, span, query.limit + 1)
+        pieces = [_piece("partition", row, dataset, row["start"]) for row in rows]
+        if not pieces:
+            commits, searched = await _commits(tx, dataset, span, query.limit + 1)
+            pieces = await _commit_pieces(tx, dataset, span, commits)
+        if len(pieces) > query.limit:
+            following = pieces[query.limit].start
+            pieces = pieces[: query.limit]
+        taken_back = await tx.fetch(
+            SQL.invalidations_in, version, span.start, span.end, None, MAX_INVALIDATIONS
+        )
+    return RangeExplanation(
+        dataset=dataset["dataset"],
+        dataset_uuid=dataset["dataset_uuid"],
+        dataset_version=version,
+        storage=dataset["storage"],
+        dag_name=dataset["dag_name"],
+        job=dataset["job"],
+        operator=dataset["operator"],
+        inputs=[msgspec.convert(dict(row), RangeInput) for row in inputs],
+        start=missing.start,
+        end=missing.end,
+        pieces=await _with_earlier_attempts(tx, pieces),
+        next=following,
+        taken_back=[msgspec.convert(dict(row), RangeInvalidation) for row in taken_back],
+        gaps=missing.gaps,
+        more_gaps=missing.next is not None,
+        searched=searched,
+    )
+
+
+async def _partitions(tx: Transaction, dataset: Row, span: BlockRange, limit: int) -> list[Row]:
+    """Stored partitions don't overlap, so the search starts at the first that reaches the range; announcements may,
+    and all of these that begin before it are searched."""
+    version, begins = dataset["dataset_version"], 0
+    if dataset["storage"] != "none":
+        first = await tx.fetchrow(coverage.SQL.first_reaching, version, span.start)
+        begins = first["range_start"] if first else span.start
+    return await tx.fetch(SQL.partitions_in, version, span.start, span.end, begins, limit)
+
+
+async def _commits(tx: Transaction, dataset: Row, span: BlockRange, limit: int) -> tuple[list[Row], bool]:
+    """The commits of a cursor, by attempt, and whether all relevant events were searched."""
+    version = dataset["dataset_version"]
+    if dataset["source_task"] is not None:
+        rows = await tx.fetch(
+            SQL.source_commits_in,
+            dataset["source_task"],
+            version,
+            span.start,
+            span.end,
+            MAX_ATTEMPTS,
+            MAX_COMMITS,
+        )
+        return rows[:limit], all(row["commits"] < MAX_COMMITS for row in rows)
+    rows = await tx.fetch(SQL.update_commits_in, version, span.start, span.end, MAX_COMMITS, limit)
+    more = await tx.fetchrow(SQL.has_more_events, version, MAX_COMMITS)
+    return rows, not (more and more["more"])
+
+
+async def _commit_pieces(
+    tx: Transaction, dataset: Row, span: BlockRange, rows: Sequence[Row]
+) -> list[RangePiece]:
+    firsts = [row["first_event"] for row in rows]
+    before = {
+        row["event_id"]: row for row in await tx.fetch(SQL.before_events, dataset["dataset_version"], firsts)
+    }
+    pieces = []
+    for row in rows:
+        begins = _begins(before.get(row["first_event"]), row["first"], span.start)
+        pieces.append(_piece("commits", row, dataset, begins))
+    return pieces
+
+
+def _begins(before: Row | None, first: int, lowest: int) -> int:
+    """The first block of the commit of cursor ``first``, cut to the requested range."""
+    if before is None:
+        return min(lowest, first)
+    behind: int = before["range_end"] + 1 if before["kind"] == "cursor" else before["range_start"]
+    return max(min(behind, first), min(lowest, first))
+
+
+def _piece(kind: str, row: Row, dataset: Row, start: int) -> RangePiece:
+    fields: dict[str, Any] = {**row, "kind": kind, "start": start, "earlier_attempts": []}
+    fields["verified"] = fields.get("verified") or dataset["verified"]
+    return msgspec.convert(fields, RangePiece)
+
+
+async def _with_earlier_attempts(tx: Transaction, pieces: Sequence[RangePiece]) -> list[RangePiece]:
+    wanted = {(p.task_id, p.attempt) for p in pieces if p.task_id is not None and (p.attempt or 0) > 1}
+    if not wanted:
+        return list(pieces)
+    pairs = list(wanted)
+    earlier: dict[tuple[UUID, int], list[EarlierAttempt]] = {}
+    for row in await tx.fetch(SQL.attempts_before, [p[0] for p in pairs], [p[1] for p in pairs], _EARLIER):
+        attempt = EarlierAttempt(row["attempt"], row["worker_id"], row["outcome"], row["error_message"])
+        earlier.setdefault((row["task_id"], row["of"]), []).append(attempt)
+    return [
+        msgspec.structs.replace(
+            piece,
+            earlier_attempts=earlier.get((piece.task_id, piece.attempt), [])
+            if piece.task_id is not None and piece.attempt is not None
+            else [],
+        )
+        for piece in pieces
+    ]

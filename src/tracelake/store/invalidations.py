@@ -1,4 +1,4 @@
-"""What was taken back, and who has to hear of it."""
+"""Invalidations: records them, rewinds cursors, uncommits partitions, and finds dependents and affected tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from tracelake import sqlfiles
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, UpdateStrategy
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "invalidations.sql")
@@ -33,15 +33,15 @@ class Dependent:
 
 @dataclass(frozen=True, slots=True)
 class Hull:
-    """What a version holds of a range."""
+    """A version's committed part of a range."""
 
     partitions: BlockRange | None
     cursor_beyond: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """How far a source has come with an output, and what it has to write again."""
+class SourcePosition:
+    """A source's position in an output, and the ranges that it has to write again."""
 
     cursor: int | None
     finalized: int | None
@@ -50,7 +50,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class UsedScope:
-    """What a task worked on: a version at a revision, over a range."""
+    """A scope that a task worked on: a version at a revision, over a range."""
 
     task_id: UUID
     dataset_version: UUID
@@ -59,11 +59,11 @@ class UsedScope:
     end: int
 
 
-async def written_by_source(tx: Transaction, job_id: UUID, task_id: UUID) -> dict[UUID, Written]:
+async def written_by_source(tx: Transaction, job_id: UUID, task_id: UUID) -> dict[UUID, SourcePosition]:
     """By dataset version, for the outputs of a source and its task."""
     rows = await tx.fetch(SQL.written_by_source, job_id, task_id)
     return {
-        row["dataset_version"]: Written(
+        row["dataset_version"]: SourcePosition(
             row["cursor"],
             row["finalized"],
             tuple(map(BlockRange, row["starts"] or (), row["ends"] or ())),
@@ -77,6 +77,11 @@ async def known(tx: Transaction, version: UUID, invalidation_id: str) -> KnownIn
     if row is None:
         return None
     return KnownInvalidation(row["revision"], BlockRange(row["range_start"], row["range_end"]))
+
+
+async def known_ids(tx: Transaction, version: UUID, ids: Sequence[str]) -> set[str]:
+    rows = await tx.fetch(SQL.known_invalidations, version, list(ids))
+    return {row["invalidation_id"] for row in rows}
 
 
 async def downstream(tx: Transaction, version: UUID) -> tuple[set[UUID], set[UUID]]:
@@ -95,7 +100,7 @@ async def record(
     reason: str | None,
     task_id: UUID | None,
 ) -> int:
-    """Raise the version's revision and write down why; returns the new revision."""
+    """Raise the version's revision and record the reason; returns the new revision."""
     row = await tx.fetchrow(SQL.raise_revision, version)
     assert row is not None
     revision: int = row["revision"]
@@ -115,13 +120,13 @@ async def uncommit(tx: Transaction, version: UUID, span: BlockRange) -> list[Blo
 
 
 async def rewind_consumers(tx: Transaction, version: UUID, span: BlockRange, revision: int) -> set[UUID]:
-    """Send consumers back; returns the jobs that have something to undo."""
+    """Rewind consumers; returns the jobs that have something to undo."""
     rows = await tx.fetch(SQL.rewind_consumers, version, span.start, span.end, revision)
     return {row["job_id"] for row in rows}
 
 
 async def rewind_job(tx: Transaction, job_id: UUID, start: int) -> None:
-    """Send a PerUpdate job back, so that it makes what it made of ``start`` and later again."""
+    """Rewind a PerUpdate job, so that it repeats what it derived from ``start`` and later."""
     await tx.execute(SQL.rewind_job, job_id, start)
 
 
@@ -146,7 +151,7 @@ async def hull(tx: Transaction, version: UUID, span: BlockRange) -> Hull:
 
 
 async def changed_meanwhile(tx: Transaction, used: Sequence[UsedScope]) -> set[UUID]:
-    """The tasks of ``used`` whose versions were invalidated since, in what they worked on."""
+    """The tasks of ``used`` whose scopes were invalidated since."""
     if not used:
         return set()
     rows = await tx.fetch(

@@ -1,22 +1,29 @@
-"""Jobs: what a generation computes (immutable, cached) and how it is found."""
+"""Jobs: the immutable definition of a generation, cached; finding and pausing jobs; and the work that they lack.
+
+The last part serves the reconciler: it compares what upstream has committed with the tasks that downstream has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from tracelake import sqlfiles
+from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind, Storage, UpdateStrategy
 from tracelake.domain.errors import NotFound
+from tracelake.domain.task import TaskStatus
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "jobs.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class JobOutput:
+class JobOutputRow:
     output_index: int
     name: str
     dataset_uuid: UUID
@@ -26,15 +33,15 @@ class JobOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class JobInput:
+class JobInputRow:
     dataset_uuid: UUID
     dataset_version: UUID
     storage: Storage
 
 
 @dataclass(frozen=True, slots=True)
-class JobCard:
-    """A generation of a job. Nothing on it ever changes, so it may be kept for ever."""
+class JobDefinition:
+    """A generation of a job. It never changes, so it may be cached forever."""
 
     job_id: UUID
     org_id: UUID
@@ -48,8 +55,8 @@ class JobCard:
     secrets: tuple[str, ...]
     udf: Any
     source_kind: SourceKind | None
-    outputs: tuple[JobOutput, ...]
-    inputs: tuple[JobInput, ...] = ()
+    outputs: tuple[JobOutputRow, ...]
+    inputs: tuple[JobInputRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +68,27 @@ class ActiveJob:
     paused: bool
 
 
-class JobCards:
+class JobDefinitions:
     """Cards by id, fetched once per process."""
 
     def __init__(self) -> None:
-        self._cards: dict[UUID, JobCard] = {}
+        self._cards: dict[UUID, JobDefinition] = {}
 
-    async def get(self, tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, JobCard]:
+    async def get(self, tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, JobDefinition]:
         wanted = set(job_ids)
         missing = [job_id for job_id in wanted if job_id not in self._cards]
         if missing:
+            # Kept even if this transaction is rolled back: a
+            # definition never changes, and its id is never used again.
             self._cards.update(await _load(tx, missing))
         return {job_id: self._cards[job_id] for job_id in wanted}
 
 
-async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobCard]:
-    outputs: dict[UUID, list[JobOutput]] = {job_id: [] for job_id in job_ids}
+async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobDefinition]:
+    outputs: dict[UUID, list[JobOutputRow]] = {job_id: [] for job_id in job_ids}
     for row in await tx.fetch(SQL.outputs, job_ids):
         outputs[row["job_id"]].append(
-            JobOutput(
+            JobOutputRow(
                 row["output_index"],
                 row["output_name"],
                 row["dataset_uuid"],
@@ -88,13 +97,13 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobCard]:
                 Storage(row["storage"]),
             )
         )
-    inputs: dict[UUID, list[JobInput]] = {job_id: [] for job_id in job_ids}
+    inputs: dict[UUID, list[JobInputRow]] = {job_id: [] for job_id in job_ids}
     for row in await tx.fetch(SQL.inputs, job_ids):
         inputs[row["job_id"]].append(
-            JobInput(row["dataset_uuid"], row["dataset_version"], Storage(row["storage"]))
+            JobInputRow(row["dataset_uuid"], row["dataset_version"], Storage(row["storage"]))
         )
     return {
-        row["job_id"]: JobCard(
+        row["job_id"]: JobDefinition(
             job_id=row["job_id"],
             org_id=row["org_id"],
             dag_name=row["dag_name"],
@@ -112,7 +121,7 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobCard]:
             outputs=tuple(outputs[row["job_id"]]),
             inputs=tuple(inputs[row["job_id"]]),
         )
-        for row in await tx.fetch(SQL.cards, job_ids)
+        for row in await tx.fetch(SQL.definitions, job_ids)
     }
 
 
@@ -130,5 +139,87 @@ async def active(tx: Transaction, dag_name: str, name: str) -> ActiveJob:
     return ActiveJob(row["job_id"], row["org_id"], kind, row["runtime"], row["paused"])
 
 
-async def set_paused(tx: Transaction, job_id: UUID, paused: bool) -> bool:
-    return bool(await tx.fetch(SQL.set_paused, job_id, paused))
+class PauseCause(StrEnum):
+    """Why a job is paused. It may have several causes at once, and goes on when the last one is gone."""
+
+    PERSON = "person"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseChange:
+    """``changed``: the cause was added or lifted. ``flagged``: that stopped or resumed the job. ``paused``: the
+    job's state afterwards."""
+
+    changed: bool
+    flagged: bool
+    paused: bool
+
+
+async def add_pause(tx: Transaction, job_id: UUID, cause: PauseCause, actor: str | None) -> PauseChange:
+    row = await tx.fetchrow(SQL.add_pause, job_id, cause.value, actor)
+    assert row is not None
+    return PauseChange(**row)
+
+
+async def lift_pause(tx: Transaction, job_id: UUID, cause: PauseCause) -> PauseChange:
+    row = await tx.fetchrow(SQL.lift_pause, job_id, cause.value)
+    assert row is not None
+    return PauseChange(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopePage:
+    """Scopes without a task, and the start of the next page (None: this was the last)."""
+
+    missing: list[BlockRange]
+    next: BlockRange | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastUpdate:
+    """The last task of a PerUpdate job: live, or given up (failed for good, canceled) at a time."""
+
+    lives: bool
+    gave_up_at: datetime | None
+
+
+async def reactive_jobs(tx: Transaction) -> list[tuple[UUID, ExecutionStrategy]]:
+    rows = await tx.fetch(SQL.reactive_jobs)
+    return [(row["job_id"], ExecutionStrategy(row["execution_strategy"])) for row in rows]
+
+
+async def triggering_inputs(tx: Transaction, job_id: UUID) -> list[int]:
+    return [row["input_index"] for row in await tx.fetch(SQL.triggering_inputs, job_id)]
+
+
+async def missing_scopes(
+    tx: Transaction, job_id: UUID, input_index: int, after: BlockRange | None, limit: int
+) -> ScopePage:
+    start, end = (after.start, after.end) if after else (-1, -1)
+    rows = await tx.fetch(SQL.missing_scopes, job_id, input_index, start, end, limit)
+    scopes = [(BlockRange(row["range_start"], row["range_end"]), row["has_task"]) for row in rows]
+    # A page counts scopes with a task as well: the next one begins behind all that were looked at.
+    return ScopePage(
+        [scope for scope, has_task in scopes if not has_task], scopes[-1][0] if len(scopes) == limit else None
+    )
+
+
+async def last_update(tx: Transaction, job_id: UUID) -> LastUpdate:
+    row = await tx.fetchrow(SQL.last_update, job_id)
+    if row is None:
+        return LastUpdate(lives=False, gave_up_at=None)
+    status = TaskStatus(row["status"])
+    gave_up = status in (TaskStatus.FAILED, TaskStatus.CANCELED)
+    return LastUpdate(
+        lives=status in (TaskStatus.QUEUED, TaskStatus.RUNNING),
+        gave_up_at=row["ended_at"] if gave_up else None,
+    )
+
+
+async def moved_since(tx: Transaction, job_id: UUID, when: datetime) -> bool:
+    row = await tx.fetchrow(SQL.update_moved_since, job_id, when)
+    return bool(row and row["moved"])
+
+
+async def idle_sources(tx: Transaction) -> list[UUID]:
+    return [row["job_id"] for row in await tx.fetch(SQL.idle_sources)]

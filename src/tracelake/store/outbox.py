@@ -1,4 +1,4 @@
-"""The outbox: everything that leaves the state database waits here first."""
+"""The outbox: wake-ups and messages that commit with their cause, and are delivered afterwards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from tracelake import sqlfiles
-from tracelake.store.db import Row, Transaction
-from tracelake.store.outbox_entry import OutboxEntry, OutboxKind
+from tracelake.domain.backoff import Backoff
+from tracelake.postgres import sqlfiles
+from tracelake.store.db import OutboxEntry, OutboxKind, Row, Transaction
 from tracelake.store.tasks import NewTask
 
 SQL = sqlfiles.load("tracelake.store.sql", "outbox.sql")
@@ -25,7 +25,8 @@ class OutboxLag:
 async def wake(
     tx: Transaction, tasks: Sequence[NewTask], at: Sequence[datetime | None] | None = None
 ) -> None:
-    """A wake-up for each task, now or at its time, committed with whatever else the transaction does."""
+    """Add a wake-up for each task, due now or at its time; it commits with the transaction."""
+    # A retry has a time of its own and is always woken; a new task of a full job is woken by a free slot.
     if at is None:
         tasks = [task for task in tasks if task.wake]
     if not tasks:
@@ -57,17 +58,16 @@ async def failed(
     outbox_ids: Sequence[int],
     error: str,
     *,
-    base_seconds: float,
-    max_seconds: float,
+    backoff: Backoff,
     max_tries: int,
 ) -> int:
-    """Note a failed delivery; returns how many were given up for good."""
-    rows = await tx.fetch(SQL.failed, list(outbox_ids), error, base_seconds, max_seconds, max_tries)
+    """Record a failed delivery; returns the number of entries given up."""
+    rows = await tx.fetch(SQL.failed, list(outbox_ids), error, backoff.ladder(), max_tries)
     return sum(row["failed_at"] is not None for row in rows)
 
 
 async def deliver_held_now(tx: Transaction, runtime: str) -> None:
-    """Deliveries of a runtime that failed and wait for their next try are due at once."""
+    """Make deliveries of a runtime that failed and wait for their next try due at once."""
     await tx.execute(SQL.deliver_held_now, runtime)
 
 

@@ -1,8 +1,8 @@
-"""The two roles by which the Query Service gets at the state database: one reads the catalog, one adds audit rows.
+"""The two roles of the Query Service in the state database: one reads the catalog, one adds audit rows.
 
-Neither can do the other's work, nor anything else: they own nothing, are members of nothing, and what Postgres
-gives to everybody (PUBLIC) is taken back in this database. Installing again is safe: it renews the grants and sets
-the passwords given.
+Neither can do the other's work, nor anything else: they own nothing, are members of nothing, and the privileges
+that Postgres grants to PUBLIC are revoked in this database. Installing again is safe: it renews the
+grants and sets the passwords given.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import asyncpg
 
-from tracelake import scram, sqlfiles
-from tracelake.roles import change_roles, put_bare_role, strip_public_or_say
-from tracelake.secret import Secret
+from tracelake.postgres import scram, sqlfiles
+from tracelake.postgres.roles import change_roles, put_bare_role, strip_public_or_warn
+from tracelake.settings import Secret
 
 CATALOG_ROLE = "tracelake_catalog"
 AUDIT_ROLE = "tracelake_audit"
 
 CONNECTIONS = 60
-"""Of each role at once, for all Query Services of an installation together: one of them has up to four by the
-first and two by the second. ``ALTER DATABASE … SET tracelake.guest_connections`` says another number."""
+"""Maximum number of connections per role, for all Query Services of an installation together: one service has up to
+four by the first role and two by the second. ``ALTER DATABASE … SET tracelake.guest_connections`` changes it."""
 
 CATALOG_SETTINGS = frozenset(
     {
@@ -32,7 +32,7 @@ CATALOG_SETTINGS = frozenset(
     }
 )
 AUDIT_SETTINGS = CATALOG_SETTINGS - {"default_transaction_read_only=on"}
-"""What the grants below set, as the catalogue of Postgres has it."""
+"""The settings that the grants below make, as Postgres's catalogue shows them."""
 
 _SQL = sqlfiles.load("tracelake.store.sql", "query_roles.sql")
 
@@ -45,8 +45,8 @@ async def install_query_roles(
     catalog_password: Secret,
     audit_password: Secret,
 ) -> None:
-    """In the migrated state database of ``connection``, by ``dsn``, which may make roles. ``known`` are verifiers
-    of these very passwords that roles have already."""
+    """Install them in the migrated state database of ``connection``; the login of ``dsn`` may create roles.
+    ``known`` are verifiers of exactly these passwords that roles have already."""
     verifiers = {
         CATALOG_ROLE: scram.verifier(catalog_password.reveal()),
         AUDIT_ROLE: scram.verifier(audit_password.reveal()),
@@ -59,7 +59,7 @@ async def install_query_roles(
                 connection, role, verifier, needed_by="the Query Service", connections=CONNECTIONS
             )
         await connection.execute(await connection.fetchval(_SQL.close_database))
-        await strip_public_or_say(connection)
+        await strip_public_or_warn(connection)
         await connection.execute(await connection.fetchval(_SQL.grant_catalog, CATALOG_ROLE))
         await connection.execute(await connection.fetchval(_SQL.grant_audit, AUDIT_ROLE))
 

@@ -1,24 +1,34 @@
-"""What people look at: read-only, each list a page that an index serves, however much there is."""
+"""Read-only views for people: each list is a page that an index serves, however much there is.
+
+``waiting_for`` explains why a queued task doesn't run, in the order in which a claim would refuse it. The schema of
+a buffered dataset has the columns that jobs publish, then those that the platform adds. Versions of a DAG come with
+their files as they were deployed, for rollbacks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from tracelake import sqlfiles
 from tracelake.contracts.user_api import (
     AttemptDetail,
     CommittedPartition,
     DagPage,
     DagQuery,
     DagSummary,
+    DagVersionDetail,
+    DagVersionPage,
+    DagVersionQuery,
+    DagVersionSummary,
+    DatasetColumn,
     DatasetDetail,
     DatasetLag,
     DatasetPage,
     DatasetQuery,
+    DatasetSchema,
     DatasetSummary,
     DatasetVersion,
     EventDetail,
@@ -34,22 +44,22 @@ from tracelake.contracts.user_api import (
     TaskPage,
     TaskQuery,
     TaskSummary,
+    WaitingFor,
 )
-from tracelake.domain.block_range import BlockRange
+from tracelake.domain.block_range import MAX_BLOCK, BlockRange
+from tracelake.domain.buffers import PLATFORM_COLUMNS, BufferSchema
 from tracelake.domain.errors import Invalid, NotFound
+from tracelake.postgres import sqlfiles
 from tracelake.store import outbox
 from tracelake.store import tasks as store_tasks
 from tracelake.store.db import Row, Transaction
-from tracelake.store.declared_schema import declared_schema
-from tracelake.store.waiting import waiting_for
 
 SQL = sqlfiles.load("tracelake.store.sql", "reads.sql")
-
 T = TypeVar("T")
-
 MAX_HISTORY = 100
 _NEWEST = 2**63 - 1
 _FIRST_UUID = UUID(int=0)
+# A statement per status, so that each reads from an index of its own.
 _BY_STATUS = {
     None: SQL.recent_tasks_of_jobs,
     "Queued": SQL.queued_tasks,
@@ -58,6 +68,7 @@ _BY_STATUS = {
     "Canceled": SQL.canceled_tasks,
     "Completed": SQL.completed_tasks,
 }
+_NEWEST_VERSION = 2**31 - 1
 
 
 async def dags(tx: Transaction, query: DagQuery) -> DagPage:
@@ -81,6 +92,7 @@ async def tasks(tx: Transaction, query: TaskQuery) -> TaskPage:
             _BY_STATUS[query.status or None], query.dag or None, query.job or None, after, query.limit + 1
         )
     page, following = _cut(found, query.limit)
+    # Numbers are searched first, and whole rows read for one page alone.
     rows = await tx.fetch(SQL.tasks_by_seq, [row["seq"] for row in page])
     return TaskPage([_as(TaskSummary, row) for row in rows], str(page[-1]["seq"]) if following else None)
 
@@ -109,7 +121,7 @@ async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
 
 
 async def _reads(tx: Transaction, task: Row) -> list[Row]:
-    """The inputs of a task that waits, as a claim would find them now."""
+    """The inputs of a waiting task, as a claim would find them now."""
     if task["status"] != "Queued":
         return []
     queued = await store_tasks.read(tx, task["task_id"])
@@ -117,7 +129,7 @@ async def _reads(tx: Transaction, task: Row) -> list[Row]:
 
 
 def _inputs(task: Row, reads: Sequence[Row]) -> list[InputDetail]:
-    """What the last attempt read; of a task that waits, what the next one would."""
+    """The inputs that the last attempt read; for a waiting task, those that the next one would read."""
     if task["status"] != "Queued":
         return msgspec.convert(task["inputs"] or [], list[InputDetail])
     scope = {"start": task["start"], "end": task["end"]}
@@ -170,7 +182,11 @@ async def dataset(tx: Transaction, org_id: UUID, name: str) -> DatasetDetail:
 async def partitions(tx: Transaction, org_id: UUID, name: str, query: PartitionQuery) -> PartitionPage:
     dataset_uuid, version = await current_version(tx, org_id, name)
     start, end = _after(query.after or None)
-    rows = await tx.fetch(SQL.list_partitions, version, start, end, query.limit + 1)
+    first = query.start if isinstance(query.start, int) else 0
+    last = query.end if isinstance(query.end, int) else MAX_BLOCK
+    rows = await tx.fetch(
+        SQL.list_partitions, version, start, end, query.limit + 1, query.details, first, last
+    )
     page, following = _cut(rows, query.limit)
     found = [_partition(PartitionSummary, row) for row in page]
     return PartitionPage(dataset_uuid, version, found, found[-1].partition_key if following else None)
@@ -202,7 +218,7 @@ def _after(text: str | None) -> tuple[int, int]:
     try:
         span = BlockRange.parse(text)
     except ValueError:
-        raise Invalid("InvalidCursor", "'after' is not what a page gave as 'next'") from None
+        raise Invalid("InvalidCursor", "'after' must be the 'next' value of a page") from None
     return span.start, span.end
 
 
@@ -211,7 +227,7 @@ def _unknown(name: str) -> NotFound:
 
 
 def _cut(rows: Sequence[Row], limit: int) -> tuple[Sequence[Row], bool]:
-    """The page, and whether there is more: one row above the limit is asked for to know."""
+    """The page, and whether there is more: queries ask for one row above the limit."""
     return rows[:limit], len(rows) > limit
 
 
@@ -222,3 +238,76 @@ def _as(kind: type[T], row: Row) -> T:
 def _partition(kind: type[T], row: Row) -> T:
     fields: dict[str, Any] = {**row, "partition_key": BlockRange(row["start"], row["end"]).partition_key}
     return msgspec.convert(fields, kind)
+
+
+def waiting_for(task: Mapping[str, Any], reads: Sequence[Mapping[str, Any]] = ()) -> WaitingFor | None:
+    """Why a queued task doesn't run; None when it isn't queued. ``task`` is its row with its job's limits,
+    ``reads`` are its inputs as a claim would find them."""
+    if task["status"] != "Queued":
+        return None
+    if not task["active"]:
+        return WaitingFor("JobRetired", "its job was replaced or removed by a deploy")
+    if task["paused"]:
+        # A Dispatcher of an older release, during an upgrade, pauses without recording a cause.
+        causes = ", ".join(task["pause_causes"]) or "person"
+        return WaitingFor("JobPaused", f"its job is paused (cause: {causes})")
+    if any(read["superseded"] for read in reads):
+        return WaitingFor("LaterTask", "a later task covers its scope; its next claim cancels it")
+    if gone := [
+        read["published_name"] or str(read["dataset_uuid"]) for read in reads if not read["committed"]
+    ]:
+        return WaitingFor(
+            "Inputs", f"its scope was invalidated and isn't committed again in {', '.join(gone)}"
+        )
+    if task["ready_at"] > task["now"]:
+        return WaitingFor("RetryTime", "its retry time has not come", until=task["ready_at"])
+    if task["earlier_cursor_task"]:
+        return WaitingFor("EarlierTask", "an earlier task of its job has not ended")
+    cap = task["max_concurrency"]
+    if cap is not None and task["running"] >= cap:
+        return WaitingFor("CapFull", f"its job runs {task['running']} tasks of at most {cap}")
+    if task["undelivered"]:
+        return WaitingFor(
+            "Delivery", f"it can't be delivered yet: {task['undelivered']}", since=task["woken_at"]
+        )
+    return WaitingFor(
+        "Worker",
+        f"no worker of runtime {task['runtime']} has claimed it since its wake-up",
+        since=task["woken_at"],
+    )
+
+
+def declared_schema(stored: Any) -> DatasetSchema | None:
+    if stored is None:
+        return None
+    schema = msgspec.convert(stored, BufferSchema)
+    declared = [DatasetColumn(column.name, column.type.value) for column in schema.columns]
+    added = [
+        DatasetColumn(name, kind, "platform")
+        for name, kind in PLATFORM_COLUMNS.items()
+        if schema.column(name) is None
+    ]
+    return DatasetSchema(declared + added, list(schema.unique))
+
+
+async def dag_versions(tx: Transaction, org_id: UUID, dag: str, query: DagVersionQuery) -> DagVersionPage:
+    active = await tx.fetchrow(SQL.active_version, org_id, dag)
+    if active is None:
+        raise _unknown_dag(dag)
+    rows = await tx.fetch(SQL.list_versions, org_id, dag, query.after or _NEWEST_VERSION, query.limit + 1)
+    page = [msgspec.convert(dict(row), DagVersionSummary) for row in rows[: query.limit]]
+    following = str(page[-1].version) if len(rows) > query.limit else None
+    return DagVersionPage(dag, active["active_version"], page, following)
+
+
+async def dag_version(tx: Transaction, org_id: UUID, dag: str, number: int) -> DagVersionDetail:
+    row = await tx.fetchrow(SQL.version, org_id, dag, number)
+    if row is None:
+        if await tx.fetchrow(SQL.active_version, org_id, dag) is None:
+            raise _unknown_dag(dag)
+        raise NotFound("UnknownVersion", f"DAG {dag} has no version {number}")
+    return msgspec.convert(dict(row), DagVersionDetail)
+
+
+def _unknown_dag(dag: str) -> NotFound:
+    return NotFound("UnknownDag", f"there is no DAG {dag}")

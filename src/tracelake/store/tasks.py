@@ -1,4 +1,8 @@
-"""Tasks and their attempts in the state database."""
+"""Tasks, their attempts, and the state that an attempt leaves for the next one of the same task.
+
+There is one saved state per task, and saving replaces it. The caller holds the task's row and has checked the
+fence, so a superseded attempt never overwrites what its successor saved.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,9 @@ from uuid import UUID
 
 import msgspec
 
-from tracelake import sqlfiles
 from tracelake.domain.block_range import BlockRange
-from tracelake.domain.retry import RetryPolicy
-from tracelake.domain.task import ClaimGate, Ending, Outcome, TaskKind, TaskState, TaskStatus
+from tracelake.domain.task import ClaimGate, Ending, Outcome, RetryPolicy, TaskKind, TaskState, TaskStatus
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Row, Transaction
 
 SQL = sqlfiles.load("tracelake.store.sql", "tasks.sql")
@@ -21,7 +24,7 @@ SQL = sqlfiles.load("tracelake.store.sql", "tasks.sql")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task with how its job is run; held locked unless it came from ``read``."""
+    """A task with its job's settings; locked unless it came from ``read``."""
 
     state: TaskState
     seq: int
@@ -44,13 +47,13 @@ class TaskRow:
 
     @property
     def gated(self) -> bool:
-        """Does the job admit one thing at a time, so that claims and endings must meet on its row?"""
+        """Whether the job admits one thing at a time, so that claims and endings must lock its row."""
         return self.max_concurrency is not None or self.state.kind is TaskKind.CURSOR
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that may run now, and the runtime that must hear of it, unless a free slot will say so later."""
+    """A task that may run now, and its runtime. ``wake`` is false when a free slot will wake it later."""
 
     task_id: UUID
     runtime: str
@@ -70,8 +73,8 @@ class AttemptStart:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """``outputs`` are the versions that the attempt writes: revision and published name. ``state`` is what an
-    earlier attempt saved."""
+    """``outputs`` has revision and published name of each version that the attempt writes; ``state`` was saved by
+    an earlier attempt."""
 
     attempt: int
     lease_expires_at: datetime
@@ -114,13 +117,14 @@ async def share(tx: Transaction, task_id: UUID) -> TaskRow | None:
 
 
 async def lock_gates(tx: Transaction, job_ids: Iterable[UUID]) -> None:
+    # One order everywhere: two steps that lock the same jobs can't wait for each other.
     wanted = sorted(set(job_ids))
     if wanted:
         await tx.fetch(SQL.lock_gates, wanted)
 
 
 async def claim_gates(tx: Transaction, tasks: Sequence[TaskRow]) -> dict[UUID, ClaimGate]:
-    """What the jobs of these tasks allow each of them; their gates must be locked."""
+    """The gate of each task, by its job's limits; the jobs must be locked."""
     rows = await tx.fetch(SQL.read_gates, list({task.job_id for task in tasks}))
     by_job = {row["job_id"]: row for row in rows}
     gates = {}
@@ -183,7 +187,7 @@ async def report_progress(tx: Transaction, task_id: UUID, attempt: int, progress
 async def end_attempts(
     tx: Transaction, ends: Sequence[AttemptEnd]
 ) -> dict[UUID, tuple[dict[str, Any], datetime]]:
-    """Write the endings; returns each one's answer and the time from which it may run again."""
+    """Write the endings; returns for each its answer and the time from which the task may run again."""
     if not ends:
         return {}
     ready_in = [end.ending.ready_in for end in ends]
@@ -225,7 +229,7 @@ async def ended_attempts(
 
 
 async def park(tx: Transaction, task_ids: Sequence[UUID]) -> None:
-    """These found their job full; the gates are held, so no slot comes free unseen."""
+    """Tasks whose job was full wait for a slot; the gates are held, so none comes free unnoticed."""
     if task_ids:
         await tx.execute(SQL.park_tasks, list(task_ids))
 
@@ -239,7 +243,7 @@ async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
 async def create_partition_tasks(
     tx: Transaction, candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]]
 ) -> list[NewTask]:
-    """``(new task id, job, scope, cause)`` each; only what is complete and new becomes a task."""
+    """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new."""
     if not candidates:
         return []
     rows = await tx.fetch(
@@ -305,7 +309,7 @@ async def unshelve(tx: Transaction, job_id: UUID) -> list[NewTask]:
 
 
 async def superseded(tx: Transaction, task: TaskRow) -> bool:
-    """Would this PerUpdate task, queued again, do what another one does? Asked under the job's gate."""
+    """Whether another task of the job covers this PerUpdate task. Called under the job's gate."""
     rows = await tx.fetch(SQL.other_cursor_task, task.job_id, task.task_id, task.seq, task.state.attempt)
     return bool(rows)
 
@@ -336,6 +340,7 @@ def _task(row: Row) -> TaskRow:
         lease_token=row["lease_token"],
         ready_at=row["ready_at"],
         retry=RetryPolicy(
+            # A source is restarted for ever, however often it has failed.
             None if kind is TaskKind.SOURCE else row["max_attempts"],
             row["retry_base_seconds"],
             row["retry_max_seconds"],
@@ -360,3 +365,17 @@ def _task(row: Row) -> TaskRow:
         row["max_concurrency"],
         row["now"],
     )
+
+
+async def save_state(tx: Transaction, task: TaskRow, state: Any) -> None:
+    """Null deletes the saved state."""
+    if state is None:
+        await tx.execute(SQL.forget_state, task.job_id, task.task_id)
+    else:
+        await tx.execute(SQL.save_state, task.task_id, state)
+
+
+async def saved_state(tx: Transaction, task_id: UUID) -> Any:
+    """The state to resume from; None when there is none."""
+    row = await tx.fetchrow(SQL.saved_state, task_id)
+    return row["value"] if row else None

@@ -1,7 +1,7 @@
 """The organisation, its users and their tokens.
 
-One organisation per installation, made at first start. Of a token only its hash is here: it is shown to its
-owner once, when it is made.
+One organisation per installation, made at first start. Only the hash of a token is stored: the token itself is
+shown once, when it is made.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
-from tracelake import sqlfiles
+from tracelake.postgres import sqlfiles
 from tracelake.store.db import Transaction
-from tracelake.tokens.user_tokens import hash_token, new_token
+from tracelake.tokens.opaque_tokens import hash_user_token
 
 SQL = sqlfiles.load("tracelake.store.sql", "users.sql")
 
@@ -28,6 +28,7 @@ class User:
 async def ensure_org(tx: Transaction, name: str = DEFAULT_ORG) -> UUID:
     """The installation's organisation; replicas that start together agree on one."""
     await tx.execute(SQL.add_org, uuid4(), name)
+    # Read, since another replica may have added it under another id.
     row = await tx.fetchrow(SQL.find_org)
     assert row is not None
     org_id: UUID = row["org_id"]
@@ -42,16 +43,9 @@ async def ensure_user(tx: Transaction, org_id: UUID, name: str) -> UUID:
     return user_id
 
 
-async def create_token(tx: Transaction, user_id: UUID, label: str) -> str:
-    """A fresh token, to be shown now and never again."""
-    token, token_hash = new_token()
-    await tx.execute(SQL.add_token, token_hash, user_id, label)
-    return token
-
-
 async def keep_token(tx: Transaction, user_id: UUID, token: str, label: str) -> None:
-    """Make a token valid that was made elsewhere, as an installer does; doing so again is harmless."""
-    await tx.execute(SQL.add_token, hash_token(token), user_id, label)
+    """Make a token valid that was made elsewhere, as an installer does; repeating it is harmless."""
+    await tx.execute(SQL.add_token, hash_user_token(token), user_id, label)
 
 
 async def find_token(tx: Transaction, token_hash: bytes) -> User | None:
@@ -60,5 +54,5 @@ async def find_token(tx: Transaction, token_hash: bytes) -> User | None:
 
 
 async def revoke_token(tx: Transaction, token: str) -> bool:
-    """Whether the token was valid until now."""
-    return bool(await tx.fetch(SQL.revoke_token, hash_token(token)))
+    """Returns whether the token was valid until now."""
+    return bool(await tx.fetch(SQL.revoke_token, hash_user_token(token)))

@@ -1,4 +1,4 @@
-"""A home's copies of the installation's secrets: files that workers and the CLI of one machine find them in.
+"""A home's copies of the installation's secrets: files for the workers and the CLI of one machine.
 
     installation.json    which installation the home belongs to, and which worker tokens and keys it had last
     secrets.json         the first user's token, which is this home's own, and the queue's password
@@ -6,11 +6,11 @@
     worker_tokens        one per line
     keys/                signing keys
 
-The state database owns what is shared (``store/installation.py``); a copy that differs follows it. Only worker
-tokens and keys may be changed here: a line or a key that was added or removed since the last time is carried over
-to the installation, and from there to the other replicas' homes. What "since the last time" means stands in
-``installation.json``, which is read before the files that it describes and written after them, so that two replicas
-on one home never take each other's work for somebody's edit.
+The state database owns the shared secrets (``store/installation.py``); a copy that differs is overwritten. Only
+worker tokens and keys may be changed here: a line or a key that was added or removed since the last time is
+carried over to the installation, and from there to the other replicas' homes. ``installation.json`` records the
+last state; it is read before the files that it describes and written after them, so that two replicas on one home
+never mistake each other's writes for an edit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TypeVar
 import msgspec
 
 from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.tokens.private_files import create_private, ensure_private_folder, read_private
+from tracelake.durable_files import replace_private
+from tracelake.tokens.opaque_tokens import new_user_token, parse_tokens
+from tracelake.tokens.private_files import ensure_private_folder, read_private
 from tracelake.tokens.signing import check_pem
-from tracelake.tokens.user_tokens import new_token
-from tracelake.tokens.worker_tokens import parse_tokens
 
 INSTALLATION_FILE = "installation.json"
 WORKER_TOKENS_FILE = "worker_tokens"
@@ -50,7 +50,7 @@ class HomeSecrets(msgspec.Struct, frozen=True):
 
 
 class QuerySecrets(msgspec.Struct, frozen=True):
-    """What the Query Service logs in to the state database with: to read the catalog, and to add audit rows."""
+    """Passwords of the Query Service in the state database: to read the catalog, and to add audit rows."""
 
     catalog_password: str
     audit_password: str
@@ -60,7 +60,7 @@ class QuerySecrets(msgspec.Struct, frozen=True):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """``worker_tokens`` and ``keys`` are digests; None where the home's file isn't a copy of anything yet."""
+    """``worker_tokens`` and ``keys`` are digests; None while the home's file isn't a copy yet."""
 
     installation_id: str
     worker_tokens: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shared:
-    """Everything that the replicas of an installation have in common."""
+    """The secrets that the replicas of an installation share."""
 
     installation_id: str
     passwords: Mapping[str, str]
@@ -90,7 +90,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Copies:
-    """What a home has; nothing, for one that is new."""
+    """The secrets in a home; a new home has none."""
 
     membership: Membership | None
     user_token: str | None
@@ -124,24 +124,25 @@ class HomeCopies:
         )
 
     def preset(self, given: Mapping[str, str]) -> None:
-        """Before a home's first start: passwords that settings name are the ones that it begins with."""
+        """Before a home's first start: passwords given by settings are the home's first ones."""
         copies = self.read()
         if not given or copies.membership is not None:
             return
         chosen = (
             {name: secrets.token_urlsafe(24) for name in _PASSWORDS} | dict(copies.passwords) | dict(given)
         )
-        token = copies.user_token or new_token()[0]
+        token = copies.user_token or new_user_token()[0]
         self._encode("secrets.json", HomeSecrets(token, chosen["queue_password"]))
         query = QuerySecrets(chosen["catalog_password"], chosen["audit_password"])
         self._encode("query_secrets.json", query)
 
     def keep(self, shared: Shared, seen: Copies, *, restore: bool = True) -> bool:
-        """Bring the files in line; whether one that was there said something else. What was edited since it was
-        ``seen`` is left for the next time. Tokens and keys that are gone come back at a start (``restore``): until
-        then somebody may be moving them."""
+        """Make the files agree with ``shared``; returns whether an existing one differed. Files edited after
+        ``seen`` are left for the next time. Missing tokens and keys are restored at a start only (``restore``):
+        until then an operator may be moving them."""
         before, passwords = self.read(), shared.passwords
-        token = before.user_token or new_token()[0]
+        # The user's token is the home's own: no other replica knows a better one.
+        token = before.user_token or new_user_token()[0]
         self._encode("secrets.json", HomeSecrets(token, passwords["queue_password"]))
         query = QuerySecrets(passwords["catalog_password"], passwords["audit_password"])
         self._encode("query_secrets.json", query)
@@ -160,7 +161,7 @@ class HomeCopies:
         return lost_token or any(passwords[name] != value for name, value in before.passwords.items())
 
     def disown_worker_tokens(self) -> None:
-        """Before a token file is made where there is none: it replaces nothing that the installation has."""
+        """Before a new token file is made: its tokens are added to the installation's and replace none of them."""
         membership = self._decoded(INSTALLATION_FILE, Membership)
         if membership is not None:
             self._encode(INSTALLATION_FILE, Membership(membership.installation_id, None, membership.keys))
@@ -172,8 +173,9 @@ class HomeCopies:
             return ()
 
     def _lines_with(self, tokens: Sequence[str]) -> bytes:
-        """Comments stay where they are."""
+        """The token file with these tokens; comments stay where they are."""
         try:
+            # Comments may be in any encoding, and latin-1 decodes every byte.
             lines = read_private(self.worker_token_file).decode("latin-1").splitlines()
         except FileNotFoundError:
             lines = ["# Worker tokens, one per line; all of them are valid."]
@@ -228,11 +230,10 @@ class HomeCopies:
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
+            # An unchanged file keeps its times, so that its watchers don't load it again.
             if path.exists() and read_private(path) == content:
                 return
-            new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            create_private(new, content)
-            new.replace(path)
+            replace_private(path, content)
         except OSError as error:
             raise Unavailable(
                 "HomeUnusable",

@@ -1,15 +1,12 @@
-"""Files that hold secrets: created once, whole, for their owner alone; watched cheaply for changes.
+"""Files that hold secrets: read only if they are their owner's alone, and watched cheaply for changes.
 
-Creation links a finished temporary file to its final name. A link fails when the name is taken, so of
-several processes that start at once exactly one creates the file, the others adopt it, and nobody ever
-reads half of it. Reading refuses a file that other users could have read or written: a secret that
-leaked is no secret, and saying so at start is kinder than running on.
+Reading refuses a file that other users could have read or written: a leaked secret protects nothing, and an error
+at start shows it. ``durable_files`` writes them.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import time
 from pathlib import Path
@@ -39,36 +36,8 @@ def read_private(path: Path) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """A pipe in the file's place would otherwise hold the process up for ever."""
+    """Otherwise a pipe in the file's place would block the process for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def create_private(path: Path, content: bytes) -> bool:
-    """Create the file whole, or return False because somebody else did."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
-    return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in the folder survive a power cut; a file's own fsync doesn't cover its name."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse_exposed(found: os.stat_result, path: Path, wanted: str) -> None:
@@ -77,6 +46,7 @@ def _refuse_exposed(found: os.stat_result, path: Path, wanted: str) -> None:
         raise TracelakeError(
             "SecretExposed", f"{path} has mode {mode:03o}, open to other users; run: chmod {wanted} {path}"
         )
+    # Root could read and change the file anyway.
     if found.st_uid not in (os.geteuid(), 0):
         raise TracelakeError("SecretExposed", f"{path} belongs to another user (uid {found.st_uid})")
 
@@ -90,8 +60,9 @@ class ChangeMark:
         self._unsettled = True
 
     def changed(self) -> bool:
-        """True also for what changed moments ago. A vanished path raises FileNotFoundError."""
+        """True also for changes moments ago. A vanished path raises FileNotFoundError."""
         found = os.stat(self._path)
+        # A program can set mtime to an old value, but not ctime.
         mark = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         changed = self._unsettled or mark != self._seen
         self._seen = mark

@@ -1,8 +1,8 @@
-"""Who signs capability tokens, and the keyring of local PEM keys that does it in Lite.
+"""The signer of capability tokens, and the keyring of local PEM keys that is one in Lite.
 
 A key file is named after the second from which it signs: ``key-{seconds}.pem``. Everything else follows
-from the names, so no index can disagree with the keys, a rotation is one atomic file creation, and all
-replicas that share the folder switch at the same moment without talking:
+from the names, so that no index can disagree with the keys, a rotation is one atomic file creation, and all
+replicas that share the folder switch at the same moment without communicating:
 
 - *active*: the latest key whose second has come. It signs.
 - *next*: a key whose second is still to come. It's published already, since verifiers cache.
@@ -29,15 +29,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tracelake.contracts.token_claims import TokenClaims
 from tracelake.domain.errors import TracelakeError
-from tracelake.tokens import jws
-from tracelake.tokens.jwks import Jwk, Jwks, PublicKeys, public_jwk
-from tracelake.tokens.private_files import (
-    ChangeMark,
-    create_private,
-    ensure_private_folder,
-    read_private,
-    sync_folder,
-)
+from tracelake.durable_files import create_private, sync_folder
+from tracelake.tokens import jose
+from tracelake.tokens.jose import Jwk, Jwks, PublicKeys, public_jwk
+from tracelake.tokens.private_files import ChangeMark, ensure_private_folder, read_private
 
 MAX_LIFETIME_SECONDS = 24 * 3600
 SKEW_SECONDS = 300
@@ -46,7 +41,7 @@ OVERLAP_SECONDS = 900
 """From publishing a key to signing with it; above the time for which verifiers cache."""
 
 _KEY_FILE = re.compile(r"key-(\d{12})\.pem", re.ASCII)
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -66,7 +61,7 @@ class KeyState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What may be told about a key; ``published_until`` is None while no successor is known."""
+    """Public facts about a key; ``published_until`` is None while no successor is known."""
 
     kid: str
     state: KeyState
@@ -98,13 +93,14 @@ class PemKeyring:
         self._cached: tuple[_Key, ...] = ()
         self._problem: str | None = None
         if not self._keys():
+            # From second 0, so that it signs at once, whatever the database's clock shows.
             create_private(_path(folder, 0), new_pem())
             self._cached = self._load()
 
     async def sign(self, claims: TokenClaims) -> str:
         key = self._active(claims.iat)
-        signed = jws.signing_input(key.header, _encode(claims))
-        return jws.compact(signed, key.private.sign(signed, jws.ES256))
+        signed = jose.signing_input(key.header, _encode(claims))
+        return jose.compact(signed, key.private.sign(signed, jose.ES256))
 
     async def jwks(self, now: datetime) -> Jwks:
         return Jwks(keys=[key.jwk for key in self._published(int(now.timestamp()))])
@@ -129,7 +125,9 @@ class PemKeyring:
         A key that is pending already and signs no later is kept instead, so repeating is harmless.
         """
         seconds = int(now.timestamp())
+        # Tokens of the current second keep their key.
         signs_from = seconds + max(1, overlap_seconds)
+        # Read anew: another replica may have rotated a moment ago.
         self._cached = self._load()
         self._remove_outlived(seconds)
         pending = [key for key in self._keys() if seconds < key.signs_from <= signs_from]
@@ -172,11 +170,11 @@ class PemKeyring:
                     raise TracelakeError("NoSigningKey", f"no key is left in {self._folder}")
                 self._cached = found
         except (OSError, TracelakeError) as error:
-            # A running Dispatcher keeps signing with what it had; at start there is nothing to keep.
+            # A running Dispatcher keeps signing with the keys it has; at start it has none.
             if not self._cached:
                 raise
             if str(error) != self._problem:
-                log.error("keyring_unusable", folder=str(self._folder), problem=str(error))
+                _log.error("keyring_unusable", folder=str(self._folder), problem=str(error))
             self._problem = str(error)
         else:
             self._problem = None
@@ -187,9 +185,11 @@ class PemKeyring:
         keys = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
+                # Hidden files are unfinished writes.
                 if entry.name.startswith(".") or not entry.name.endswith(".pem"):
                     continue
                 matched = _KEY_FILE.fullmatch(entry.name)
+                # Ignored, a misnamed key would look like a finished rotation.
                 if matched is None:
                     raise TracelakeError("KeyFileInvalid", f"{entry.path}: not named key-<12 digits>.pem")
                 try:
@@ -225,7 +225,7 @@ def _parse(path: Path, signs_from: int, file: tuple[int, int]) -> _Key:
     private = check_pem(path, read_private(path))
     public = private.public_key()
     jwk = public_jwk(public)
-    return _Key(signs_from, file, private, public, jwk, jws.header_segment(jwk["kid"]))
+    return _Key(signs_from, file, private, public, jwk, jose.header_segment(jwk["kid"]))
 
 
 def check_pem(path: Path, pem: bytes) -> ec.EllipticCurvePrivateKey:

@@ -1,1 +1,1 @@
-"""Workers: a wrapper that takes tasks and speaks for them, and the operator processes that it runs them in."""
+"""Workers: a wrapper that claims and reports tasks, and the operator processes that it runs them in."""

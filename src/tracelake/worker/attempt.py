@@ -1,8 +1,8 @@
-"""Step 5, run: one attempt in an operator process, from its preparation to what must be reported of it.
+"""Step 5, run: one attempt in an operator process, from its preparation to the report of its end.
 
 The operator gets its own variables, its declared secrets and its staging folders, and nothing of the worker's.
-Whatever happens, ``run`` answers: a missing secret, a full disk or a process that dies are failures of the attempt,
-never of the worker.
+``run`` always returns a report: a missing secret, a full disk or a process that dies fails the attempt, never the
+worker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -20,37 +21,34 @@ from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest
 from tracelake.contracts.operator_protocol import VERSION, Finished, Run, SparkTarget
 from tracelake.domain.errors import Forbidden, TracelakeError, Unavailable
 from tracelake.hot.tickets import Ticket
-from tracelake.secret import Secret
-from tracelake.worker.attempt_objects import AttemptObjects
-from tracelake.worker.calls import Calls, Committer
-from tracelake.worker.conversation import Conversation, OperatorMisbehaved, Process
-from tracelake.worker.dispatcher_client import DispatcherClient
-from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.host.operator_pool import Use, use_of
+from tracelake.leases.dispatcher_client import DispatcherClient
+from tracelake.leases.held_task import HeldTask, Stop
+from tracelake.leases.report import conclude
+from tracelake.settings import Secret
+from tracelake.worker.attempt_log import AttemptLog, Redaction
+from tracelake.worker.calls import Calls, Committer, QueryClient
+from tracelake.worker.host.operator_pool import ProcessKey, process_key
 from tracelake.worker.host.operator_process import OperatorGone
-from tracelake.worker.logs.attempt_log import AttemptLog
-from tracelake.worker.logs.redaction import Redaction
-from tracelake.worker.outcome import conclude
-from tracelake.worker.query_client import QueryClient
-from tracelake.worker.rpc_pools import JobPool, RpcPools
-from tracelake.worker.secret_provider import MissingSecret, SecretProvider
+from tracelake.worker.operator_session import AttemptProcess, OperatorSession, ProtocolViolation
+from tracelake.worker.secrets import JobPool, MissingSecret, RpcPools, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
+from tracelake.worker.staging import AttemptObjects
 
 _NOT_WORTH_A_RETRY = (MissingSecret, Forbidden)
 _SHOWN_AFTER = 1.0
-"""Attempts that are over by then leave one line in the worker's log, longer ones two."""
+"""An attempt that ends sooner leaves one line in the worker's log, a longer one two."""
 
 
 class Operators(Protocol):
-    """Where operator processes come from. Attempts of one ``use`` may run in one process, one after another."""
+    """Provides operator processes. Attempts of one ``use`` may share a process, one after another."""
 
     @property
     def available(self) -> bool: ...
 
-    async def take(self, use: Use | None = None) -> Process: ...
+    async def take(self, use: ProcessKey | None = None) -> AttemptProcess: ...
 
-    async def give_back(self, process: Process, *, reusable: bool) -> None: ...
+    async def give_back(self, process: AttemptProcess, *, reusable: bool) -> None: ...
 
     async def use_spark(self, target: SparkTarget | None) -> None: ...
 
@@ -58,6 +56,7 @@ class Operators(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRunner:
     settings: WorkerSettings
+    object_root: Path
     operators: Operators
     client: DispatcherClient
     secrets: SecretProvider
@@ -68,7 +67,7 @@ class AttemptRunner:
     queries: QueryClient | None = None
 
     async def run(self, held: HeldTask) -> CompleteRequest | None:
-        """What to report, or None when nobody waits for a report."""
+        """Run the attempt; the result is its report, or None when no report is expected."""
         if held.stopped is not None:
             return conclude(held, None, "it wasn't started")
         loop = asyncio.get_running_loop()
@@ -80,7 +79,7 @@ class AttemptRunner:
             retryable = not isinstance(error, _NOT_WORTH_A_RETRY)
             return held.completion("Failed", f"it could not be started: {error}", retryable=retryable)
         except Exception as error:
-            held.log.exception("attempt_broke_the_worker")
+            held.log.exception("attempt_internal_error")
             return held.completion("Failed", f"{type(error).__name__} in the worker: {error}")
         finally:
             shown.cancel()
@@ -101,7 +100,7 @@ class AttemptRunner:
                 try:
                     held.generation, target = self.engine.generation, self.engine.target
                 except Unavailable:
-                    # Claimed while Spark died: that is no fault of the task, and another worker's may be well.
+                    # Claimed while Spark died: not the task's fault, and another worker's Spark may be healthy.
                     return held.completion("Released")
             async with self._admitted(held) as ticket:
                 return await self._converse(held, calls, secrets, target, pool, ticket)
@@ -139,55 +138,62 @@ class AttemptRunner:
     async def _with_process(
         self, held: HeldTask, calls: Calls, run: Run, log_fd: int
     ) -> tuple[Finished | None, str]:
-        """What the operator said in the end, or what happened instead."""
-        process = await self.operators.take(use_of(held.payload))
-        objects = AttemptObjects(self.settings.object_root, held.payload, process, self.engine)
+        """The operator's result, or a text that says what happened instead."""
+        process = await self.operators.take(process_key(held.payload))
+        objects = AttemptObjects(self.object_root, held.payload, process, self.engine)
         calls.reveal = objects.reveal
         finished: Finished | None = None
         gone = "it was not started"
+        # Stopped before it began: the process has run nothing of this attempt.
         reusable = held.stopped is not None
         try:
             if held.stopped is None:
                 await objects.prepare()
-                conversation = Conversation(held, process, calls, on_progress=self.on_progress)
+                conversation = OperatorSession(held, process, calls, on_progress=self.on_progress)
                 finished, gone = await self._talk(conversation, run, log_fd)
                 if finished is not None:
+                    # Secrets stay in a process' memory, so one that was given any isn't used again.
                     reusable = finished.reusable and conversation.clean and not held.payload.secrets
                     finished, gone = await self._conclude(held, calls, objects, finished)
             return finished, gone
         finally:
+            # Work on Spark doesn't end with the process that has asked for it.
             if self.engine is not None and (finished is None or held.stopped is not None):
                 await self._interrupt_spark(held)
+            # Before the process is returned: its next attempt must not find the files of this one.
             await objects.close()
             await self.operators.give_back(process, reusable=reusable)
 
-    async def _talk(self, conversation: Conversation, run: Run, log_fd: int) -> tuple[Finished | None, str]:
+    async def _talk(
+        self, conversation: OperatorSession, run: Run, log_fd: int
+    ) -> tuple[Finished | None, str]:
         try:
             return await conversation.hold(run, log_fd), ""
         except OperatorGone as error:
             return None, f"the operator process ended before it had finished: {error}"
-        except OperatorMisbehaved as error:
+        except ProtocolViolation as error:
             return None, f"the operator process was ended: {error}"
 
     async def _conclude(
         self, held: HeldTask, calls: Calls, objects: AttemptObjects, finished: Finished
     ) -> tuple[Finished | None, str]:
-        """What it said last is told, and what it wrote taken over, before anything of it is reported."""
+        """Send the last events and take over the written files before the attempt is reported."""
         if finished.status == "Completed":
             try:
                 await objects.take_over(finished.outputs)
             except (TracelakeError, OSError) as error:
                 held.log.warning("outputs_not_taken_over", error=str(error))
-                return None, f"what it wrote can't be taken over: {error}"
+                return None, f"taking ownership of its output files failed: {error}"
         try:
-            await calls.say(finished.events[:-MAX_EVENTS])
+            # The completion itself carries the last ones.
+            await calls.send(finished.events[:-MAX_EVENTS])
         except TracelakeError as error:
             return None, f"its last events were not accepted: {error}"
         return finished, ""
 
     @asynccontextmanager
     async def _admitted(self, held: HeldTask) -> AsyncIterator[Ticket | None]:
-        """With a login in the data database for as long as the attempt runs, if it needs one."""
+        """Hold a login in the data database for as long as the attempt runs, if it needs one."""
         ticket = await self.committer.admit(held.payload) if self.committer is not None else None
         try:
             yield ticket
@@ -216,7 +222,7 @@ class AttemptRunner:
                 "TRACE_DISPATCHER_URL": settings.internal_url,
             },
             spark=target,
-            data_dsn=None if ticket is None else ticket.dsn.reveal(),
+            data_ticket_dsn=None if ticket is None else ticket.dsn.reveal(),
             state=held.payload.state,
             rpc_pool=pool.pool,
             rpc_pools=list(pool.known),
@@ -228,7 +234,7 @@ class AttemptRunner:
 
 
 class _Log:
-    """The attempt's log; or nothing, when the disk has no room for one: the work goes on without."""
+    """The attempt's log, or none when the disk is full: the work goes on without it."""
 
     def __init__(self, log: AttemptLog | None) -> None:
         self._log = log
@@ -254,7 +260,7 @@ class _Log:
 
 
 def _without(redaction: Redaction, completion: CompleteRequest | None) -> CompleteRequest | None:
-    """A traceback may quote a secret; the task's row is for everybody to read."""
+    """Redact the error message: a traceback may quote a secret, and every user may read the task's row."""
     if completion is None or completion.error_message is None:
         return completion
     return msgspec.structs.replace(completion, error_message=redaction.text(completion.error_message))

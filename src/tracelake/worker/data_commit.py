@@ -1,18 +1,15 @@
-"""The wrapper's part in Postgres outputs: it alone may commit what an operator has staged.
+"""Commits Postgres outputs: operators stage rows, and only the wrapper makes them visible.
 
-``begin`` is an attempt's first act: it writes the fence for every Postgres output and passes on what an earlier
-attempt of the task had committed and not yet said, if that one read what this one reads: rows that were made from
-something that has been taken back since are made again, and must not be announced before. ``commit`` makes staged
-rows visible and returns once the Dispatcher has heard what follows from it, so that a producer never runs ahead of
-its own events.
-
-What an operator gets of the data database is a ticket: ``admit`` opens it and ``dismiss`` closes it.
+``begin`` is an attempt's first act: it writes the fence for every Postgres output, and sends the pending events
+of an earlier attempt's commits if that attempt read the same inputs. Rows made from inputs that were invalidated
+since are made again, and must not be announced before. ``commit`` makes staged rows visible and returns once the
+Dispatcher has accepted the resulting events, so that a producer never runs ahead of its own events. Operators
+reach the data database with a ticket, a login that ``admit`` opens and ``dismiss`` closes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
@@ -20,40 +17,42 @@ import structlog
 
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn, PayloadOutput, TaskPayload
 from tracelake.contracts.operator_protocol import CommitRows
+from tracelake.contracts.staging import is_staging_table
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import Storage, UpdateStrategy
 from tracelake.domain.errors import Invalid, TracelakeError
 from tracelake.domain.table_layout import PLAIN
 from tracelake.hot.commit import HotStore, StagedOutput, Writer
-from tracelake.hot.tickets import Holder, Ticket, Tickets
+from tracelake.hot.tickets import Ticket, TicketHolder, Tickets
 
 _RENEW_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
 
-Say = Callable[[Sequence[EventIn]], Awaitable[object]]
-"""Sends events under the current attempt's fence; returns once they were accepted."""
+SendEvents = Callable[[Sequence[EventIn]], Awaitable[object]]
+"""Sends events under the current attempt's fence; returns once they are accepted."""
 
 
 class DataCommitter:
     def __init__(self, store: HotStore, address: str | None = None) -> None:
-        """``address`` is where operators reach the data database, when that isn't where ``store`` does."""
+        """``address`` is where operators reach the data database, if that differs from ``store``'s address."""
         self._store = store
         self._tickets = Tickets(store, address)
         self._open: set[Ticket] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def begin(self, task: TaskPayload, say: Say) -> None:
+    async def begin(self, task: TaskPayload, send: SendEvents) -> None:
         outputs = hot_outputs(task)
         if not outputs:
             return
         writer, span = _writer(task), _span(task)
         for output in outputs:
             await self._store.begin(writer, output.dataset_version, span)
-        await self._say_all(writer, say)
+        # After the fence, since no earlier attempt can add an event from here on.
+        await self._send_pending(writer, send)
 
-    async def commit(self, task: TaskPayload, wish: CommitRows, say: Say) -> list[OutputIn]:
-        """What was committed, as a completion reports it."""
+    async def commit(self, task: TaskPayload, wish: CommitRows, send: SendEvents) -> list[OutputIn]:
+        """Commit staged rows; the result is what a completion reports of them."""
         chosen = [_output(task, index) for index in wish.outputs]
         if wish.end < wish.start:
             raise Invalid("InvalidScope", f"blocks {wish.start} to {wish.end} are no range")
@@ -64,7 +63,7 @@ class DataCommitter:
             BlockRange(wish.start, wish.end),
             wish.events,
         )
-        await self._say_all(writer, say)
+        await self._send_pending(writer, send)
         return [
             OutputIn(
                 output_index=output.output_index,
@@ -78,12 +77,12 @@ class DataCommitter:
         ]
 
     async def admit(self, task: TaskPayload) -> Ticket | None:
-        """The attempt's ticket; None for one that has nothing to do with the data database."""
+        """The attempt's ticket; None for an attempt that doesn't use the data database."""
         outputs = hot_outputs(task)
         reads = hot_versions(task)
         if not outputs and not reads:
             return None
-        holder = Holder(
+        holder = TicketHolder(
             task_id=task.task_id,
             attempt=task.attempt,
             epoch=task.epoch if outputs else None,
@@ -94,23 +93,26 @@ class DataCommitter:
         return ticket
 
     def dismiss(self, ticket: Ticket) -> None:
-        """The attempt is over. Nobody waits for its ticket to be closed; what fails is swept later."""
+        """Close the ticket of an attempt that has ended, in the background; tickets that stay open are swept
+        later."""
         self._open.discard(ticket)
         closing = asyncio.create_task(self._close(ticket))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     async def keep_tickets(self) -> None:
-        """For ever: those of running attempts are renewed, those that nobody renews are swept."""
+        """Run for ever: renew the tickets of running attempts, sweep those that are no longer renewed."""
         while True:
             try:
                 await self._tickets.renew(list(self._open))
                 await self._tickets.sweep()
             except Exception as error:
+                # The next round tries again, long before a ticket runs out.
                 _log.warning("tickets_not_renewed", error=str(error) or type(error).__name__)
             await asyncio.sleep(_RENEW_SECONDS)
 
     async def close(self) -> None:
+        # These still use the store's connections.
         await asyncio.gather(*self._closing)
         await self._store.close()
 
@@ -120,12 +122,12 @@ class DataCommitter:
         except TracelakeError as error:
             _log.warning("ticket_not_closed", login=ticket.login, error=error.message)
 
-    async def _say_all(self, writer: Writer, say: Say) -> None:
-        while unsaid := await self._store.unsaid(writer.task_id):
-            for entry in unsaid:
+    async def _send_pending(self, writer: Writer, send: SendEvents) -> None:
+        while pending := await self._store.pending_events(writer.task_id):
+            for entry in pending:
                 if entry.inputs == writer.inputs:
-                    await say(entry.events)
-                await self._store.said(entry.outbox_id)
+                    await send(entry.events)
+                await self._store.mark_delivered(entry.outbox_id)
 
 
 def hot_outputs(task: TaskPayload) -> list[PayloadOutput]:
@@ -133,7 +135,7 @@ def hot_outputs(task: TaskPayload) -> list[PayloadOutput]:
 
 
 def hot_versions(task: TaskPayload) -> list[UUID]:
-    """The tables that an attempt may read: those of its inputs, and of its own outputs."""
+    """The tables that an attempt may read: those of its inputs and of its own outputs."""
     read = [each.dataset_version for each in task.inputs if each.storage == Storage.POSTGRES]
     beside_files = [each.hot.dataset_version for each in task.inputs if each.hot is not None]
     written = [output.dataset_version for output in hot_outputs(task)]
@@ -148,7 +150,8 @@ def _writer(task: TaskPayload) -> Writer:
 
 
 def _span(task: TaskPayload) -> BlockRange:
-    """A partition task writes its own blocks; a source or a cursor task is its dataset's only writer."""
+    """The blocks that a task may write: its own for a partition task, all for a source or a cursor task, which is
+    its dataset's only writer."""
     scope = next((read for read in task.inputs if isinstance(read.start, int)), None)
     if scope is None or not (isinstance(scope.start, int) and isinstance(scope.end, int)):
         return BlockRange(0, MAX_BLOCK)
@@ -180,6 +183,5 @@ def _staged(task: TaskPayload, output: PayloadOutput, wish: CommitRows) -> Stage
 
 
 def _is_its_own(task: TaskPayload, output: PayloadOutput, name: str) -> bool:
-    """An operator names the tables to commit: some of those that were made for its attempt and this output."""
-    own = f"staging_{task.task_id.hex}_{output.output_index}_{task.epoch}_[0-9a-f]{{8}}"
-    return re.fullmatch(own, name) is not None
+    """Whether a table was made for this attempt and output: the operator chooses which tables to commit."""
+    return is_staging_table(name, task.task_id, output.output_index, task.epoch)

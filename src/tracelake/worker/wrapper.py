@@ -1,33 +1,27 @@
-"""The wrapper: polls, claims, runs, heartbeats and reports, and holds every credential while operators hold none.
+"""The wrapper: polls, claims, runs, heartbeats and reports; it holds every credential, and operators hold none.
 
-Reports go out in the background, so that the next attempt starts while the last one is being committed. Until its
-report is answered a task is kept alive by heartbeats like one that runs. A report that is refused because the
-attempt has been superseded is dropped; one whose outputs are refused becomes a failure that says why.
+Reports are sent in the background, so that the next attempt starts while the last one is being committed. Until its
+report is answered a task is kept alive by heartbeats like one that runs (``leases.report``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from pathlib import Path
 
 import structlog
 
-from tracelake.contracts.dispatcher_api import MAX_BATCH, CompleteRequest, CompleteResponse
-from tracelake.domain.errors import Conflict, NotFound, TracelakeError, Unavailable
+from tracelake.contracts.dispatcher_api import MAX_BATCH, CompleteRequest
+from tracelake.leases.claim import Load, Poller, WakeUps
+from tracelake.leases.dispatcher_client import DispatcherClient
+from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
+from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
 from tracelake.worker.attempt import AttemptRunner, Operators
-from tracelake.worker.calls import Committer
-from tracelake.worker.dispatcher_client import DispatcherClient
-from tracelake.worker.heartbeats import Heartbeats
-from tracelake.worker.held_task import HeldTask, Stop
-from tracelake.worker.load import Load
-from tracelake.worker.poll import Poller
-from tracelake.worker.query_client import QueryClient
-from tracelake.worker.rpc_pools import RpcPools
-from tracelake.worker.secret_provider import SecretProvider
+from tracelake.worker.calls import Committer, QueryClient
+from tracelake.worker.secrets import RpcPools, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
-from tracelake.worker.wake_ups import WakeUps
 
 _WAIT_SECONDS = 1.0
 
@@ -39,6 +33,7 @@ class Wrapper:
         self,
         settings: WorkerSettings,
         *,
+        object_root: Path,
         client: DispatcherClient,
         queue: Queue,
         operators: Operators,
@@ -49,7 +44,6 @@ class Wrapper:
         queries: QueryClient | None = None,
     ) -> None:
         self._settings = settings
-        self._client = client
         self._engine = engine
         self._operators = operators
         self._loop = asyncio.get_running_loop()
@@ -60,6 +54,7 @@ class Wrapper:
         self.load = Load(settings.concurrency)
         self.heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
         self.wake_ups = WakeUps(queue, settings.queue)
+        self._reporter = HeldTaskReporter(client, self.load, self.heartbeats, self.wake_ups)
         self._poller = Poller(
             wake_ups=self.wake_ups,
             client=client,
@@ -69,24 +64,26 @@ class Wrapper:
         )
         self._runner = AttemptRunner(
             settings=settings,
+            object_root=object_root,
             operators=operators,
             client=client,
             secrets=secrets,
             committer=committer,
             engine=engine,
-            on_progress=self.heartbeats.hurry,
+            on_progress=self.heartbeats.send_soon,
             rpc_pools=rpc_pools or RpcPools(),
             queries=queries,
         )
 
     async def poll(self, stop: asyncio.Event) -> None:
-        """Take work until told to stop, or until there was none for too long."""
+        """Claim work until ``stop`` is set, or until the idle timeout has passed without any."""
         while not stop.is_set():
             for held in self.load.take_overdue():
                 self.report(held, held.completion("Released"))
             room = self.load.room
             if room < self.load.least_room or not self._operators.available:
                 await self.load.changed(_WAIT_SECONDS)
+            # Tasks that couldn't run here are left to other workers.
             elif self._engine is not None and not await self._spark_serves(self._engine):
                 continue
             elif await self._poller.poll(min(room, MAX_BATCH), _WAIT_SECONDS):
@@ -96,7 +93,7 @@ class Wrapper:
                 return
 
     async def run_attempts(self) -> None:
-        """One operator's worth of work, for ever; as many of these run as the worker has operators."""
+        """Run one attempt after the other, for ever; the worker runs one such loop per operator."""
         while True:
             await self._run(await self.load.next())
 
@@ -108,11 +105,11 @@ class Wrapper:
             seconds = self._loop.time() - began
             self.load.ran(held, seconds)
         self._worked_at = self._loop.time()
-        _tell(held, completion, seconds)
+        _log_end(held, completion, seconds)
         self.report(held, completion)
 
     async def watch_spark(self, engine: SparkEngine) -> None:
-        """What runs on a Spark that has died has failed, whether its operator noticed or not."""
+        """Stop the attempts that run on a Spark server that has died: their operators may not notice."""
         known = engine.generation
         while True:
             target = await engine.ready()
@@ -126,7 +123,7 @@ class Wrapper:
                     held.stop(Stop.ENGINE_LOST)
 
     async def watch_rpc_pools(self, pools: RpcPools) -> None:
-        """A source runs for ever: endpoints that are changed reach it by its beginning again."""
+        """Restart sources whose RPC pool has changed: they run for ever, with the endpoints they started with."""
         while True:
             await asyncio.sleep(_WAIT_SECONDS)
             for held in self.load.running:
@@ -136,55 +133,21 @@ class Wrapper:
 
     def report(self, held: HeldTask, completion: CompleteRequest | None) -> None:
         if completion is None:
-            self._let_go(held, settled=False)
-        elif self.heartbeats.has_unsaid(held):
+            self._reporter.let_go(held)
+        # Heartbeats end with the report, and progress that wasn't sent would be lost.
+        elif self.heartbeats.has_unsent(held):
             reporting = asyncio.create_task(self._report_with_progress(held, completion))
             self._reporting.add(reporting)
             reporting.add_done_callback(self._reporting.discard)
         else:
-            self._submit(held, completion)
+            self._reporter.report(held, completion)
 
     async def _report_with_progress(self, held: HeldTask, completion: CompleteRequest) -> None:
         await self.heartbeats.flush(held)
-        self._submit(held, completion)
-
-    def _submit(self, held: HeldTask, completion: CompleteRequest) -> None:
-        held.reported = True
-        answer = self._client.complete(completion)
-        answer.add_done_callback(partial(self._answered, held, completion))
-
-    def _answered(
-        self, held: HeldTask, completion: CompleteRequest, answer: asyncio.Future[CompleteResponse]
-    ) -> None:
-        refusal = None if answer.cancelled() else answer.exception()
-        match refusal:
-            case None:
-                held.log.info("attempt_reported", status=completion.status)
-                self._let_go(held, settled=True)
-            case Conflict() | NotFound():
-                held.log.warning("report_refused", status=completion.status, reason=refusal.reason)
-                self._let_go(held, settled=False)
-            case TracelakeError() if completion.status == "Completed" and not isinstance(
-                refusal, Unavailable
-            ):
-                held.log.warning("outputs_refused", reason=refusal.reason, error=refusal.message)
-                said = f"what it produced was refused ({refusal.reason}): {refusal.message}"
-                self._submit(held, held.completion("Failed", said))
-            case _:
-                held.log.error("report_lost", status=completion.status, error=str(refusal))
-                self._let_go(held, settled=False)
-
-    def _let_go(self, held: HeldTask, *, settled: bool) -> None:
-        """A wake-up that came while the task was held may be for its next attempt: whoever claims finds out."""
-        self.heartbeats.let_go(held)
-        self.load.reported(held)
-        if settled:
-            self.wake_ups.done(held.receipts)
-        else:
-            self.wake_ups.give_back(held.receipts)
-        self.wake_ups.give_back(held.later_receipts)
+        self._reporter.report(held, completion)
 
     def _accept(self, held: HeldTask) -> None:
+        # From the claim on: a task that waits for an operator has a lease too.
         self.heartbeats.keep(held)
         payload = held.payload
         if self._settings.idle_timeout is not None:
@@ -196,6 +159,7 @@ class Wrapper:
         if held.is_source:
             self.load.add_beside(held)
             running = asyncio.create_task(self._run(held))
+            # asyncio itself keeps only weak references to tasks.
             self._sources.add(running)
             running.add_done_callback(self._sources.discard)
         else:
@@ -215,7 +179,7 @@ class Wrapper:
         return True
 
 
-def _tell(held: HeldTask, completion: CompleteRequest | None, seconds: float) -> None:
+def _log_end(held: HeldTask, completion: CompleteRequest | None, seconds: float) -> None:
     if completion is None:
         held.log.warning("attempt_dropped", why=str(held.stopped), seconds=round(seconds, 3))
         return

@@ -3,20 +3,36 @@
 import json
 import pickle
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tracelake.domain.event_abi.decode_config import read_config
-from tracelake.domain.event_abi.model import AbiType, Array, Bytes, Event, Tuple, Word, WordKind
-from tracelake.domain.event_abi.signature import parse_signature
-from tracelake.evm.abi.columns import Form
+from tests.support.abi_encoding import decode_log, event_values, events, log_of
+from tracelake.domain.event_abi import (
+    SYSTEM_ADDRESS,
+    AbiEvent,
+    AbiType,
+    Array,
+    Bytes,
+    Tuple,
+    Word,
+    WordKind,
+    parse_signature,
+)
+from tracelake.domain.operators.decode_events import read_config
+from tracelake.evm.abi import decode_logs
+from tracelake.evm.abi.columns import MAX_NAME, ParamForm
 from tracelake.evm.abi.decode_logs import SKIPPED, LogDecoder, topic0
-from tracelake.evm.abi.outcome import Skip
-from tracelake.testing.abi_encoding import event_values, events, log_of
+from tracelake.evm.abi.values import SkipReason
+from tracelake.operators.decode_events.operator import decode_table
+from tracelake.tables.parquet import check_columns
 
 SCHEMA = pa.schema(
     [
@@ -47,13 +63,13 @@ def table(logs: list[tuple[list[bytes], bytes]], address: bytes = CONTRACT) -> p
 
 
 def decoded(
-    logs: pa.Table, *wanted: Event, addresses: tuple[bytes, ...] = (), hot: bool = False
+    logs: pa.Table, *wanted: AbiEvent, addresses: tuple[bytes, ...] = (), hot: bool = False
 ) -> list[dict[str, Any]]:
     decoder = LogDecoder.of(wanted, addresses, logs.column_names, hot=hot)
     return sorted(decoder.decode(logs).to_pylist(), key=lambda row: row["log_index"])
 
 
-def skipped(logs: pa.Table, *wanted: Event) -> list[str | None]:
+def skipped(logs: pa.Table, *wanted: AbiEvent) -> list[str | None]:
     return [row[SKIPPED] for row in decoded(logs, *wanted)]
 
 
@@ -81,7 +97,7 @@ def as_stored(kind: AbiType, value: Any) -> Any:
 
 
 def check_row(
-    event: Event, sent: list[Any], decoder: LogDecoder, row: dict[str, Any], topics: list[bytes]
+    event: AbiEvent, sent: list[Any], decoder: LogDecoder, row: dict[str, Any], topics: list[bytes]
 ) -> None:
     hashes = iter(topics[0 if event.anonymous else 1 :])
     for param, value, place in zip(event.params, sent, decoder.layout.of_events[0], strict=True):
@@ -90,12 +106,12 @@ def check_row(
         if param.hashed:
             assert row[column.name] == topic
             assert column.name.startswith(f"{param.name}_hash" if param.name else "arg")
-        elif column.form is Form.WIDE:
+        elif column.form is ParamForm.WIDE:
             assert int(row[f"{column.name}_string"]) == value
             assert row[f"{column.name}_f64"] == float(value)
             signed = isinstance(param.type, Word) and param.type.kind is WordKind.INT
             assert int.from_bytes(row[f"{column.name}_binary"], "big", signed=signed) == value
-        elif column.form is Form.JSON:
+        elif column.form is ParamForm.JSON:
             assert json.loads(row[column.name]) == as_stored(param.type, value)
         elif isinstance(param.type, Word) and param.type.kind in (WordKind.FIXED, WordKind.UFIXED):
             assert row[column.name] == as_stored(param.type, value)
@@ -145,8 +161,13 @@ def test_hostile_data_is_skipped_with_a_reason_and_never_raises(data: st.DataObj
             case _:
                 del hostile[data.draw(st.integers(0, len(hostile))) :]
     odd = [topic[: data.draw(st.sampled_from([32, 32, 31, 0]))] for topic in topics]
-    [row] = decoded(table([(odd, bytes(hostile))]), event) or [{SKIPPED: "not its signature"}]
-    assert row[SKIPPED] is None or row[SKIPPED] in [*Skip, "not its signature"]
+    source = table([(odd, bytes(hostile))])
+    [row] = decoded(source, event) or [{SKIPPED: "not its signature"}]
+    assert row[SKIPPED] is None or row[SKIPPED] in [*SkipReason, "not its signature"]
+    if row[SKIPPED] is None:
+        # Data that is accepted although it was changed means the same to another decoder.
+        decoder = LogDecoder.of([event], [], source.column_names)
+        check_row(event, decode_log(event, odd, bytes(hostile)), decoder, row, odd)
 
 
 @settings(deadline=None, max_examples=40)
@@ -156,7 +177,7 @@ def test_one_byte_more_or_less_is_another_event(data: st.DataObject) -> None:
     topics, payload = log_of(event, data.draw(event_values(event)))
     assume(topics)
     logs = table([(topics, payload + b"\0"), (topics, payload + bytes(32)), (topics, payload[:-1] or b"\0")])
-    assert skipped(logs, event) == [Skip.WRONG_LENGTH] * 3
+    assert skipped(logs, event) == [SkipReason.WRONG_LENGTH] * 3
 
 
 def test_arrays_that_point_into_each_other_take_no_longer_than_their_data() -> None:
@@ -166,38 +187,38 @@ def test_arrays_that_point_into_each_other_take_no_longer_than_their_data() -> N
     for level in range(10):
         words += [10, *(([320] * 10) if level < 9 else ([7] * 10))]
     data = b"".join(word.to_bytes(32, "big") for word in words)
-    assert skipped(table([([topic0(event) or b""], data)]), event) == [Skip.BAD_OFFSET]
+    assert skipped(table([([topic0(event) or b""], data)]), event) == [SkipReason.BAD_OFFSET]
 
 
 @pytest.mark.parametrize(
     ("signature", "data", "reason"),
     [
-        ("event E(bool b)", (2).to_bytes(32, "big"), Skip.BAD_BOOL),
-        ("event E(address a)", b"\1" + bytes(31), Skip.PADDING),
-        ("event E(uint8 a)", (256).to_bytes(32, "big"), Skip.PADDING),
-        ("event E(int8 a)", (128).to_bytes(32, "big"), Skip.PADDING),
-        ("event E(int8 a)", b"\xff" * 31 + b"\x7f", Skip.PADDING),
-        ("event E(bytes4 a)", bytes(4) + b"\1" + bytes(27), Skip.PADDING),
+        ("event E(bool b)", (2).to_bytes(32, "big"), SkipReason.BAD_BOOL),
+        ("event E(address a)", b"\1" + bytes(31), SkipReason.PADDING),
+        ("event E(uint8 a)", (256).to_bytes(32, "big"), SkipReason.PADDING),
+        ("event E(int8 a)", (128).to_bytes(32, "big"), SkipReason.PADDING),
+        ("event E(int8 a)", b"\xff" * 31 + b"\x7f", SkipReason.PADDING),
+        ("event E(bytes4 a)", bytes(4) + b"\1" + bytes(27), SkipReason.PADDING),
         (
             "event E(string s)",
             (32).to_bytes(32, "big") + (1).to_bytes(32, "big") + b"\xff" + bytes(31),
-            Skip.BAD_UTF8,
+            SkipReason.BAD_UTF8,
         ),
         (
             "event E(string s)",
             (32).to_bytes(32, "big") + (1).to_bytes(32, "big") + b"ab" + bytes(30),
-            Skip.PADDING,
+            SkipReason.PADDING,
         ),
-        ("event E(string s)", (31).to_bytes(32, "big") + bytes(32), Skip.BAD_OFFSET),
-        ("event E(string s)", (0).to_bytes(32, "big") + bytes(32), Skip.BAD_OFFSET),
-        ("event E(bytes s)", (32).to_bytes(32, "big") + (2**255).to_bytes(32, "big"), Skip.BAD_OFFSET),
-        ("event E(uint8[4294967296] s)", bytes(64), Skip.WRONG_LENGTH),
-        ("event E(string[4294967296] s)", (32).to_bytes(32, "big") + bytes(32), Skip.BAD_OFFSET),
-        ("event E(bool[] b)", b"".join(n.to_bytes(32, "big") for n in (32, 1, 2)), Skip.BAD_BOOL),
+        ("event E(string s)", (31).to_bytes(32, "big") + bytes(32), SkipReason.BAD_OFFSET),
+        ("event E(string s)", (0).to_bytes(32, "big") + bytes(32), SkipReason.BAD_OFFSET),
+        ("event E(bytes s)", (32).to_bytes(32, "big") + (2**255).to_bytes(32, "big"), SkipReason.BAD_OFFSET),
+        ("event E(uint8[4294967296] s)", bytes(64), SkipReason.WRONG_LENGTH),
+        ("event E(string[4294967296] s)", (32).to_bytes(32, "big") + bytes(32), SkipReason.BAD_OFFSET),
+        ("event E(bool[] b)", b"".join(n.to_bytes(32, "big") for n in (32, 1, 2)), SkipReason.BAD_BOOL),
     ],
 )
 def test_what_does_not_decode_strictly_is_skipped_and_says_why(
-    signature: str, data: bytes, reason: Skip
+    signature: str, data: bytes, reason: SkipReason
 ) -> None:
     event = parse_signature(signature)
     assert skipped(table([([topic0(event) or b""], data)]), event) == [reason]
@@ -209,13 +230,34 @@ def test_erc20_and_erc721_transfers_are_told_apart_by_their_topics() -> None:
     fungible, token = ([hash_, ALICE, BOB], amount), ([hash_, ALICE, BOB, amount], b"")
     everything_in_data = ([hash_], ALICE + BOB + amount)
     logs = table([fungible, token, everything_in_data])
-    assert skipped(logs, ERC20) == [None, Skip.OTHER_LAYOUT, Skip.OTHER_LAYOUT]
-    assert skipped(logs, ERC721) == [Skip.OTHER_LAYOUT, None, Skip.OTHER_LAYOUT]
+    assert skipped(logs, ERC20) == [None, SkipReason.OTHER_LAYOUT, SkipReason.OTHER_LAYOUT]
+    assert skipped(logs, ERC721) == [SkipReason.OTHER_LAYOUT, None, SkipReason.OTHER_LAYOUT]
     first, second, _ = decoded(logs, ERC20, ERC721)
     assert (first["value_string"], first["token_id_string"]) == (str(2**256 - 1), None)
     assert (second["value_string"], second["token_id_string"]) == (None, str(2**256 - 1))
     assert first["from_address"] == second["from_address"] == b"\xaa" * 20
     assert first["value_f64"] == 2.0**256
+
+
+def test_transfers_of_ether_are_no_tokens_and_have_a_dataset_of_their_own() -> None:
+    transfer = ([topic0(ERC20) or b"", ALICE, BOB], (5).to_bytes(32))
+    logs = pa.concat_tables([table([transfer]), table([transfer], SYSTEM_ADDRESS)])
+    [native] = read_config({"events": "native_transfers"}).events
+    [token] = decoded(logs, ERC20)
+    [ether] = decoded(logs, native)
+    assert (token["address"], ether["address"]) == (CONTRACT, SYSTEM_ADDRESS)
+    assert ether["value_string"] == "5"
+    # The others aren't skipped either: nothing about them failed to decode.
+    assert skipped(logs, ERC721) == [SkipReason.OTHER_LAYOUT]
+    assert [row["address"] for row in decoded(logs, ERC20, native)] == [CONTRACT, SYSTEM_ADDRESS]
+    # Whoever writes the signature gets every log that has it.
+    by_hand = parse_signature("event Transfer(address indexed a, address indexed b, uint256 value)")
+    assert len(decoded(logs, by_hand)) == 2
+
+
+def test_transfers_of_ether_are_narrowed_to_their_address_where_they_are_stored() -> None:
+    assert read_config({"events": "native_transfers"}).addresses == (SYSTEM_ADDRESS,)
+    assert read_config({"events": ["native_transfers", "erc20_transfers"]}).addresses == ()
 
 
 def test_of_two_layouts_with_as_many_topics_the_one_that_decodes_is_it() -> None:
@@ -243,6 +285,114 @@ def test_a_row_keeps_the_columns_of_its_log_and_clashing_names_get_something_beh
         *("address_param", "value_binary", "value_string", "value_f64"),
         *("value_string_param", "Value_param", "event_param", SKIPPED),
     ]
+
+
+# Names that an engine has for itself, that only differ by case, that are missing, doubled, or longer than Postgres
+# allows. Others can't be in an ABI: ``test_names_that_are_no_identifiers_are_refused``.
+SURPRISING = (
+    *(
+        "__tracelake_skipped",
+        "__tracelake_cell",
+        "__filename",
+        "__batch_index",
+        "_metadata",
+        "__TRACELAKE_SKIPPED",
+    ),
+    *(
+        "ctid",
+        "xmin",
+        "XMAX",
+        "tableoid",
+        "rowid",
+        "oid",
+        "select",
+        "order",
+        "$",
+        "_",
+        "__",
+        "skipped",
+        "event",
+    ),
+    *(
+        "topic0",
+        "data",
+        "block_number",
+        "log_index",
+        "a",
+        "A",
+        "a_param",
+        "",
+        "",
+        "arg24",
+        "a_binary",
+        "a_hash",
+    ),
+    *("x" * 63, "x" * 64, "x" * 300, "x" * 63 + "y", "Ab" * 40),
+)
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint256", "string indexed"])
+def test_whatever_parameters_are_called_the_table_can_be_written_and_read(kind: str, tmp_path: Path) -> None:
+    many = [f"event E{place}({kind} {name})" for place, name in enumerate(SURPRISING)]
+    # A tuple's fields are no columns, and an event has room for three indexed parameters.
+    if "indexed" not in kind:
+        many.append(f"event All({', '.join(f'{kind} {name}' for name in SURPRISING)})")
+    wanted = [parse_signature(each) for each in many]
+    value = {"bool": True, "uint256": 7, "string indexed": "x"}[kind]
+    logs = table([log_of(event, [value] * len(event.params)) for event in wanted])
+    for hot in (True, False):
+        decoder = LogDecoder.of(wanted, [], logs.column_names, hot=hot)
+        rows, skips = decode_table(logs, decoder)
+        assert (skips, rows.num_rows) == ({}, len(wanted))
+        names = rows.column_names
+        assert len({name.lower() for name in names}) == len(names)
+        assert max(map(len, names)) <= MAX_NAME
+        assert not {"ctid", "xmin", "xmax", "tableoid"} & {name.lower() for name in names}
+        for row, event in zip(rows.sort_by("log_index").to_pylist(), wanted, strict=True):
+            # Each parameter has a column of its own, a wide number three in files.
+            parts = 3 if kind == "uint256" and not hot else 1
+            given = [row[name] for name in names[names.index("event") + 1 :] if row[name] is not None]
+            assert len(given) == parts * len(event.params)
+    check_columns(names, [])
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    assert pads.dataset(tmp_path / "rows.parquet").to_table().equals(rows)
+
+
+def test_a_parameter_has_one_name_in_files_and_in_postgres() -> None:
+    event = parse_signature(
+        f"event E(uint256 xmin, bool {'x' * 80}, uint256 {'y' * 80}, bytes indexed {'z' * 80})"
+    )
+    hot, cold = (LogDecoder.of([event], [], SCHEMA.names, hot=hot).layout.columns for hot in (True, False))
+    assert [column.name for column in hot] == [column.name for column in cold]
+    assert [column.name for column in hot] == ["xmin_param", "x" * 63, "y" * 56, "z" * 58 + "_hash"]
+
+
+def test_a_batch_costs_as_much_as_the_events_in_it_however_many_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = [
+        parse_signature(f"event E{number}(address indexed who, uint64 amount)") for number in range(5_000)
+    ]
+    used = [known[4_999], known[17], ERC20]
+    logs = table([log_of(event, [b"\1" * 20, 5]) for event in used[:2] * 20])
+    logs = pa.concat_tables([logs, table([log_of(ERC20, [b"\1" * 20, b"\2" * 20, 5])])])
+    calls: list[str] = []
+    decode_one = decode_logs.decode_event
+
+    def counted(event: AbiEvent, *given: Any) -> decode_logs.Decoded:
+        calls.append(event.name)
+        return decode_one(event, *given)
+
+    monkeypatch.setattr(decode_logs, "decode_event", counted)
+    decoder = LogDecoder.of([*known, ERC20], [], logs.column_names)
+    [batch] = decoder.decode_batches(logs.combine_chunks().to_batches())
+    assert sorted(calls) == ["E17", "E4999", "Transfer"]
+    assert batch.num_rows == 41
+    together = pa.Table.from_batches([batch])
+    for each in used:
+        alone, _ = decode_table(logs, LogDecoder.of([each], [], logs.column_names))
+        own = together.filter(pc.equal(together["event"], each.name)).select(alone.column_names)
+        assert own.combine_chunks().equals(alone.combine_chunks())
 
 
 def test_a_table_of_several_events_shares_columns_of_the_same_name_and_form() -> None:

@@ -1,5 +1,6 @@
 """Event ABIs as people and compilers write them: what is taken, and what a mistake is told."""
 
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -7,19 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelake.domain.dag.installation import Installation, RuntimeTraits
+from tests.support.abi_encoding import events
+from tracelake.domain.dag.checks import Installation
 from tracelake.domain.dag.parse import parse_dag
 from tracelake.domain.errors import Invalid, InvalidDag
-from tracelake.domain.event_abi.decode_config import problems, read_config
-from tracelake.domain.event_abi.json_entry import parse_entry
-from tracelake.domain.event_abi.model import AbiType, Array, Event, Tuple
-from tracelake.domain.event_abi.signature import parse_signature
-from tracelake.domain.event_abi.type_names import AbiProblem
+from tracelake.domain.event_abi import (
+    AbiEvent,
+    AbiProblem,
+    AbiType,
+    Array,
+    Tuple,
+    parse_entry,
+    parse_signature,
+)
+from tracelake.domain.operators.decode_events import SPEC, read_abi_file, read_config
+from tracelake.domain.runtimes import RuntimeTraits
 from tracelake.evm.abi.decode_logs import topic0
-from tracelake.testing.abi_encoding import events
 
 
-def spelt(event: Event) -> str:
+def spelt(event: AbiEvent) -> str:
     """The event as Solidity has it."""
 
     def kind(each: AbiType) -> str:
@@ -35,7 +42,7 @@ def spelt(event: Event) -> str:
     return f"event {event.name}({', '.join(params)}) {'anonymous' if event.anonymous else ''};"
 
 
-def entry(event: Event) -> dict[str, Any]:
+def entry(event: AbiEvent) -> dict[str, Any]:
     """The event as a compiler has it."""
 
     def fields(name: str, kind: AbiType) -> dict[str, Any]:
@@ -54,16 +61,18 @@ def entry(event: Event) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=100)
 @given(events())
-def test_an_event_reads_the_same_from_solidity_and_from_json(event: Event) -> None:
+def test_an_event_reads_the_same_from_solidity_and_from_json(event: AbiEvent) -> None:
     assert parse_signature(spelt(event)) == event
     assert parse_entry(entry(event)) == event
+    assert parse_signature(event.written) == event
+    assert read_abi_file(json.dumps([entry(event)]).encode()) == [event.written]
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.text(alphabet=" event(){}[],;abuint256tuplebytes0indexed()\0é", max_size=60))
 def test_any_text_is_an_event_or_a_problem(text: str) -> None:
     with suppress(AbiProblem):
-        assert isinstance(parse_signature(text), Event)
+        assert isinstance(parse_signature(text), AbiEvent)
 
 
 def test_short_forms_mean_what_solidity_means() -> None:
@@ -108,7 +117,7 @@ def test_a_mistake_in_a_signature_is_told_with_its_place(text: str, told: str) -
 @pytest.mark.parametrize(
     ("config", "key", "told"),
     [
-        ({}, "events", "is required: erc20_transfers, erc721_transfers, `event Name"),
+        ({}, "events", "is required: erc20_transfers, erc721_transfers, native_transfers, `event Name"),
         ({"events": []}, "events", "has no event"),
         ({"events": [{"type": "function", "name": "f"}]}, "events", "has no event"),
         ({"events": "erc20_transfer"}, "events", "'erc20_transfer' is not ready-made; there are erc20_transfers"),
@@ -124,20 +133,24 @@ def test_a_mistake_in_a_signature_is_told_with_its_place(text: str, told: str) -
          "events", "inputs[0].components[0].indexed"),
         ({"events": [{"name": "E"}]}, "events", "inputs: must be a list"),
         ({"events": [{"name": "E F", "inputs": []}]}, "events", "[0]: name: must be the name"),
-        ({"events": "E(uint a) anonymous"}, "addresses", "is required: logs of the anonymous E"),
+        ({"events": "E(uint a) anonymous"}, "addresses", "is required: logs of the anonymous event E"),
         ({"events": "erc20_transfers", "addresses": [0xABC]}, "addresses", "[0]: is a number in YAML; put"),
         ({"events": "erc20_transfers", "addresses": ["0x12"]}, "addresses", "[0]: '0x12' is no address"),
         ({"events": "erc20_transfers", "addresses": "0x" + "1" * 40}, "addresses", "must be a list"),
         ({"events": "erc20_transfers", "blocks_per_file": 0}, "blocks_per_file", "from 1 to 1000000"),
-        ({"events": "erc20_transfers", "preset": 1}, "preset", "decode_events has no such setting"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_config_is_told_with_its_key(config: dict[str, Any], key: str, told: str) -> None:
-    [(where, message)] = problems(config)
+    [(where, message)] = SPEC.problems(config)
     assert where == key
     assert told in message
-    with pytest.raises(Invalid, match=rf"config\.{key}: "):
+    with pytest.raises(Invalid, match=rf"config: {key}: "):
         read_config(config)
+
+
+def test_a_setting_that_decode_events_does_not_have_is_refused() -> None:
+    with pytest.raises(Invalid, match="config: preset: decode_events has no such setting"):
+        read_config({"events": "erc20_transfers", "preset": 1})
 
 
 def test_a_whole_contract_abi_may_be_given_and_its_functions_are_left_alone() -> None:
@@ -145,6 +158,74 @@ def test_a_whole_contract_abi_may_be_given_and_its_functions_are_left_alone() ->
         {"events": [{"type": "constructor", "inputs": []}, {"type": "event", "name": "E", "inputs": []}]}
     )
     assert [event.name for event in config.events] == ["E"]
+
+
+def test_events_that_contracts_share_are_one_and_those_written_twice_are_a_mistake() -> None:
+    abi = {"abi": ["event A(uint a)", {"type": "function", "name": "f"}, "event A(uint other)", "event B()"]}
+    assert [each.written for each in read_config({"events": abi}).events] == [
+        "event A(uint256 a)",
+        "event B()",
+    ]
+    assert len(read_config({"events": [abi, abi, "erc20_transfers"]}).events) == 3
+    [(_, message)] = SPEC.problems({"events": [abi, "event B()"]})
+    assert message == "[1]: is the same event as [0].abi[3]"
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ({"abi": "./Token.json"}, "abi: './Token.json' is a file, which the client reads"),
+        ([{"abi": "./Token.json"}], "[0].abi: './Token.json' is a file"),
+        ({"abi": 7}, "abi: must be a file, or a list of events"),
+        ({"abi": []}, "has no event"),
+        ({"abi": ["event A()"], "only": ["A"]}, "abi: has 'only' beside it, and stands alone"),
+        ({"abi": ["event A(uint7 a)"]}, "abi[0]: position 9: 'uint7' is not an ABI type"),
+        ([f"event E{number}()" for number in range(5_001)], "has 5001 events; at most 5000"),
+        ([f"event E(uint p{number}, uint8 p{number}, uint8[{number + 1}] x)" for number in range(200)],
+         "has events with 600 parameters of different names or types, and each is a column; at most 500"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_abi_of_a_contract_is_told(events: Any, told: str) -> None:
+    [(where, message)] = SPEC.problems({"events": events})
+    assert where == "events"
+    assert told in message
+
+
+@pytest.mark.parametrize("name", ["a b", "a.b", "`a`", '"a"', "'a'", "é", "1a", "a-b", "a\0", "\u202e", " "])
+def test_names_that_are_no_identifiers_are_refused(name: str) -> None:
+    entries = [{"type": "event", "name": "E", "inputs": [{"type": "bool", "name": name}]}]
+    [(_, message)] = SPEC.problems({"events": entries})
+    assert "inputs[0].name: must be an identifier" in message
+    with pytest.raises(AbiProblem):
+        parse_signature(f"event E(bool {name}!)")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "line 1, column 2: is not JSON"),
+        (b"[\n  {,}]", "line 2, column 4: is not JSON"),
+        (b"\xff\xfe\xfd", "is not UTF-8"),
+        (b"[" * 100_000, "is nested too deep"),
+        (b"7", "is not an ABI"),
+        (b'{"bytecode": "0x"}', "is not an ABI"),
+        (b"[]", "has no events"),
+        (b'[{"type": "function"}]', "has no events"),
+        (b"[7]", "[0]: must be an object"),
+        (b'[{"type": "event", "name": "E", "inputs": [{"type": "uint7"}]}]', "[0]: inputs[0].type: 'uint7'"),
+        (b'[{"type": "event", "name": "E", "inputs": [{"type": "bool", "name": "indexed"}]}]',
+         "[0]: E has names that can't be written as text"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_abi_file_is_told_with_its_place(content: bytes, told: str) -> None:
+    with pytest.raises(AbiProblem) as caught:
+        read_abi_file(content)
+    assert told in str(caught.value)
+
+
+def test_a_compilers_file_may_have_more_than_the_abi() -> None:
+    abi = [{"type": "event", "name": "E", "inputs": [], "anonymous": False}, {"type": "fallback"}]
+    assert read_abi_file(json.dumps({"abi": abi, "bytecode": "0x"}).encode()) == ["event E()"]
 
 
 def test_a_deploy_refuses_a_bad_abi_where_it_stands() -> None:

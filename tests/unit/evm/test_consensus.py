@@ -1,21 +1,23 @@
 """Encodings are those of the chains: blocks and transactions of Ethereum's mainnet hash to their known hashes."""
 
 import copy
+import random
 from typing import Any
 
 import pytest
 
-from tracelake.evm.block_errors import UnknownTransactionType
+from tests.support import evm_encoding
+from tests.support.evm_blocks import EVERY_TYPE, made_block
 from tracelake.evm.consensus import (
     contract_address,
+    header_bytes,
     header_hash,
     receipt_bytes,
     transaction_bytes,
     withdrawal_bytes,
 )
-from tracelake.evm.keccak import keccak256
-from tracelake.evm.raw_block import RawBlock, Verify
-from tracelake.evm.trie import ordered_root
+from tracelake.evm.hashing import keccak256, ordered_root
+from tracelake.evm.raw_block import RawBlock, UnknownTransactionType, Verify
 from tracelake.evm.verify import check_block
 
 EMPTY_ROOT = "0x56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421"
@@ -199,3 +201,24 @@ def test_contracts_are_made_where_they_are_known_to_be(nonce: str, address: str)
 def test_an_unknown_type_is_named(encode: Any) -> None:
     with pytest.raises(UnknownTransactionType, match="type 0x7e isn't known"):
         encode(FIRST_TRANSACTION | {"type": "0x7e"})
+
+
+@pytest.mark.parametrize("kind", EVERY_TYPE)
+def test_random_blocks_of_each_type_are_encoded_as_by_the_rlp_library(kind: str) -> None:
+    for seed in range(20):
+        raw = made_block(random.Random(f"{kind} {seed}"), 5 + seed, transactions=6, kinds=(kind,))
+        assert header_bytes(raw.block) == evm_encoding.header(raw.block)
+        for tx, receipt in zip(raw.block["transactions"], raw.receipts or [], strict=True):
+            assert transaction_bytes(tx) == evm_encoding.transaction(tx)
+            assert receipt_bytes(receipt) == evm_encoding.receipt(receipt)
+            created = evm_encoding.created_address(tx["from"], tx["nonce"])
+            assert contract_address(tx["from"], tx["nonce"]) == created
+        for one in raw.block["withdrawals"]:
+            assert withdrawal_bytes(one) == evm_encoding.withdrawal(one)
+
+
+def test_blocks_of_before_byzantium_and_without_later_fields_are_encoded_as_by_the_rlp_library() -> None:
+    for block in (GENESIS, BLOCK_46147):
+        assert header_bytes(block) == evm_encoding.header(block)
+    assert receipt_bytes(RECEIPTS_46147[0]) == evm_encoding.receipt(RECEIPTS_46147[0])
+    assert transaction_bytes(FIRST_TRANSACTION) == evm_encoding.transaction(FIRST_TRANSACTION)

@@ -1,19 +1,42 @@
-"""Keccak, RLP and the trie of indexes agree with published examples and with slow, plain versions of them."""
+"""Keccak, RLP, tries and bloom filters agree with published examples and with independent implementations."""
+
+import hashlib
+from typing import Any
 
 import pytest
+import rlp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelake.evm.keccak import EMPTY_HASH, keccak256
-from tracelake.evm.rlp import Item, encode, encode_bytes, encode_list
-from tracelake.evm.trie import EMPTY_ROOT, ordered_root
+from tests.support import evm_encoding
+from tracelake.evm.hashing import (
+    EMPTY_HASH,
+    EMPTY_ROOT,
+    RlpItem,
+    bits_of,
+    encode_bytes,
+    keccak256,
+    logs_bloom,
+    ordered_root,
+    rlp_encode,
+)
 
 LANE = (1 << 64) - 1
+KECCAK, SHA3 = b"\x01", b"\x06"
+LENGTHS = [0, 1, 20, 32, 64, 134, 135, 136, 137, 271, 272, 273, 600]
+MESSAGE = bytes(range(256)) * 3
+
+ITEMS: st.SearchStrategy[RlpItem] = st.recursive(
+    st.one_of(st.binary(max_size=70), st.integers(0, 2**256), st.binary(min_size=255, max_size=257)),
+    lambda inner: st.lists(inner, max_size=6),
+    max_leaves=20,
+)
+HEX = "0x{}".format
 
 
-def plain_keccak(message: bytes) -> bytes:
-    """Keccak-256 from its definition."""
-    padded = bytearray(message + b"\x01" + b"\x00" * (-(len(message) + 1) % 136))
+def plain_keccak(message: bytes, padding: bytes) -> bytes:
+    """Keccak with 256 bits from its definition. SHA3-256 differs from Keccak-256 in the padding alone."""
+    padded = bytearray(message + padding + b"\x00" * (-(len(message) + 1) % 136))
     padded[-1] |= 0x80
     state = [[0] * 5 for _ in range(5)]
     for start in range(0, len(padded), 136):
@@ -48,47 +71,21 @@ def turned(lane: int, by: int) -> int:
     return ((lane << by) | (lane >> (64 - by))) & LANE
 
 
-def plain_root(values: list[bytes]) -> bytes:
-    """The root of a trie that is built by inserting key after key."""
-    tree: dict[str, bytes] = {encode(index).hex(): value for index, value in enumerate(values)}
-    return keccak256(plain_node(tree)) if tree else keccak256(b"\x80")
-
-
-def plain_node(tree: dict[str, bytes]) -> bytes:
-    if len(tree) == 1:
-        [(path, value)] = tree.items()
-        return encode([hex_prefix(path, 2), value])
-    shared = 0
-    while len({path[: shared + 1] for path in tree}) == 1:
-        shared += 1
-    if shared:
-        [start] = {path[:shared] for path in tree}
-        below = plain_node({path[shared:]: value for path, value in tree.items()})
-        return encode_list(encode(hex_prefix(start, 0)) + reference(below))
-    branches = [
-        {path[1:]: value for path, value in tree.items() if path[0] == nibble}
-        for nibble in "0123456789abcdef"
-    ]
-    return encode_list(b"".join(reference(plain_node(one)) if one else b"\x80" for one in branches) + b"\x80")
-
-
-def reference(node: bytes) -> bytes:
-    return node if len(node) < 32 else encode(keccak256(node))
-
-
-def hex_prefix(path: str, flag: int) -> bytes:
-    return bytes.fromhex(f"{flag + 1:x}{path}" if len(path) % 2 else f"{flag:x}0{path}")
-
-
 def test_keccak_of_known_messages() -> None:
     assert EMPTY_HASH.hex() == "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
     assert keccak256(b"abc").hex() == "4e03657aea45a94fc7d47ba826c8d667c0d1e6e33a64a036ec44f58fa12d6c45"
 
 
-@pytest.mark.parametrize("length", [0, 1, 20, 32, 64, 134, 135, 136, 137, 271, 272, 273, 600])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_keccak_equals_its_definition_around_its_block_size(length: int) -> None:
-    message = bytes(range(256)) * 3
-    assert keccak256(message[:length]) == plain_keccak(message[:length])
+    assert keccak256(MESSAGE[:length]) == plain_keccak(MESSAGE[:length], KECCAK)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_definition_of_keccak_with_the_other_padding_is_the_sha3_of_the_standard_library(
+    length: int,
+) -> None:
+    assert plain_keccak(MESSAGE[:length], SHA3) == hashlib.sha3_256(MESSAGE[:length]).digest()
 
 
 @pytest.mark.parametrize(
@@ -111,25 +108,33 @@ def test_keccak_equals_its_definition_around_its_block_size(length: int) -> None
         (b"a" * 256, "b90100" + "61" * 256),
     ],
 )
-def test_rlp_of_known_items(item: Item, encoded: str) -> None:
-    assert encode(item).hex() == encoded
+def test_rlp_of_known_items(item: RlpItem, encoded: str) -> None:
+    assert rlp_encode(item).hex() == encoded
+
+
+@settings(deadline=None)
+@given(ITEMS)
+def test_rlp_of_any_item_is_that_of_the_rlp_library(item: RlpItem) -> None:
+    assert rlp_encode(item) == rlp.encode(item)
 
 
 def test_rlp_has_no_negative_integers() -> None:
     with pytest.raises(ValueError, match="negative"):
-        encode(-1)
+        rlp_encode(-1)
 
 
 def test_the_empty_trie_and_the_empty_list_have_their_known_hashes() -> None:
     assert EMPTY_ROOT.hex() == "56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421"
     assert ordered_root([]) == EMPTY_ROOT
-    assert keccak256(encode([])).hex() == "1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
+    assert (
+        keccak256(rlp_encode([])).hex() == "1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=60), max_size=40))
 def test_the_root_is_that_of_a_trie_built_by_insertion(values: list[bytes]) -> None:
-    assert ordered_root(values) == plain_root(values)
+    assert ordered_root(values) == evm_encoding.trie_root(values)
 
 
 @settings(max_examples=25, deadline=None)
@@ -143,4 +148,23 @@ def test_the_root_of_many_values_crosses_every_width_of_key(count: int, size: in
         if size > 1
         else [b"\x01"] * count
     )
-    assert ordered_root(values) == plain_root(values)
+    assert ordered_root(values) == evm_encoding.trie_root(values)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "address": st.binary(min_size=20, max_size=20).map(bytes.hex).map(HEX),
+                "topics": st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex).map(HEX), max_size=4),
+            }
+        ),
+        max_size=6,
+    )
+)
+def test_the_bloom_filter_is_that_of_its_definition(logs: list[dict[str, Any]]) -> None:
+    assert logs_bloom(logs) == evm_encoding.logs_bloom(logs)
+    for log in logs:
+        only = evm_encoding.logs_bloom([{"address": log["address"], "topics": []}])
+        assert bits_of(log["address"]) == int.from_bytes(only, "big")

@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.evm.block_errors import BlockMalformed
+from tests.support.evm_blocks import CHAIN_ID, EVERY_TYPE, TRANSFER, made_block
+from tracelake.domain.errors import Invalid
 from tracelake.evm.decode import decode
-from tracelake.evm.raw_block import Dataset, RawBlock
+from tracelake.evm.raw_block import BlockMalformed, ChainTable, RawBlock
 from tracelake.evm.schemas import TABLES
-from tracelake.testing.evm_blocks import CHAIN_ID, EVERY_TYPE, TRANSFER, made_block
 
 Json = dict[str, Any]
 
@@ -146,11 +146,12 @@ def log_row(log: Json) -> Json:
     }
 
 
-def check(raws: list[RawBlock], dataset: Dataset, rows: list[Json]) -> pa.RecordBatch:
+def check(raws: list[RawBlock], dataset: ChainTable, rows: list[Json]) -> pa.RecordBatch:
     batch = decode(raws, dataset, CHAIN_ID)
     batch.validate(full=True)
     assert batch.schema.equals(TABLES[dataset].arrow, check_metadata=True)
-    assert batch.to_pylist() == [{name: row[name] for name in batch.schema.names} for row in rows]
+    expected = [{"wide_values": None} | row for row in rows]
+    assert batch.to_pylist() == [{name: row[name] for name in batch.schema.names} for row in expected]
     return batch
 
 
@@ -161,8 +162,8 @@ def test_tables_of_blocks_of_every_type_say_what_the_blocks_say(
 ) -> None:
     rng = random.Random(seed)
     raws = [made_block(rng, 100 + place, transactions=size, logs=logs) for place, size in enumerate(sizes)]
-    check(raws, Dataset.TRANSACTIONS, [row for raw in raws for row in transaction_rows(raw)])
-    check(raws, Dataset.LOGS, [row for raw in raws for row in log_rows(raw)])
+    check(raws, ChainTable.TRANSACTIONS, [row for raw in raws for row in transaction_rows(raw)])
+    check(raws, ChainTable.LOGS, [row for raw in raws for row in log_rows(raw)])
 
 
 @settings(max_examples=150, deadline=None)
@@ -174,7 +175,7 @@ def test_numbers_of_any_size_come_back_exact(numbers: list[tuple[int, int, int, 
         tx |= {"value": hex(value), "maxFeePerGas": hex(fee), "gas": hex(gas), "gasPrice": hex(price)}
         tx |= {"r": hex(value), "maxPriorityFeePerGas": hex(fee)}
         receipt |= {"effectiveGasPrice": hex(price), "gasUsed": hex(gas)}
-    check([raw], Dataset.TRANSACTIONS, transaction_rows(raw))
+    check([raw], ChainTable.TRANSACTIONS, transaction_rows(raw))
 
 
 @settings(max_examples=100, deadline=None)
@@ -188,14 +189,14 @@ def test_logs_of_any_shape_come_back_exact(contents: list[tuple[bytes, list[byte
     raw = made_block(random.Random(1), 8, transactions=1, logs=len(contents))
     for log, (data, topics) in zip((raw.receipts or [])[0]["logs"], contents, strict=True):
         log |= {"data": "0x" + data.hex(), "topics": ["0x" + topic.hex() for topic in topics]}
-    check([raw], Dataset.LOGS, log_rows(raw))
+    check([raw], ChainTable.LOGS, log_rows(raw))
 
 
 def test_a_double_is_the_nearest_one() -> None:
     raw = made_block(random.Random(1), 8, transactions=3, kinds=("0x0",))
     for tx, value in zip(raw.block["transactions"], [2**53 + 1, 2**256 - 1, 3 * 2**200 + 1], strict=True):
         tx["value"] = hex(value)
-    batch = decode([raw], Dataset.TRANSACTIONS, CHAIN_ID)
+    batch = decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID)
     assert batch["value_f64"].to_pylist() == [9007199254740992.0, 1.157920892373162e77, float(3 * 2**200 + 1)]
 
 
@@ -203,7 +204,7 @@ def test_binary_numbers_sort_as_the_numbers_do() -> None:
     raw = made_block(random.Random(1), 8, transactions=5, kinds=("0x0",))
     for tx, value in zip(raw.block["transactions"], [10**30, 255, 2**256 - 1, 256, 0], strict=True):
         tx["value"] = hex(value)
-    rows = decode([raw], Dataset.TRANSACTIONS, CHAIN_ID).to_pylist()
+    rows = decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID).to_pylist()
     assert [int(row["value_string"]) for row in sorted(rows, key=lambda row: row["value_binary"])] == [
         *(0, 255, 256, 10**30),
         2**256 - 1,
@@ -212,9 +213,11 @@ def test_binary_numbers_sort_as_the_numbers_do() -> None:
 
 def test_blocks_say_what_their_headers_say() -> None:
     raws = [made_block(random.Random(number), number, transactions=2) for number in (5, 6)]
+    for raw in raws:
+        raw.block.update(blockAccessListHash="0x" + "5a" * 32, slotNumber=hex(2**40 + raw.number))
     raws[1].block["totalDifficulty"] = None
     raws[1].block["uncles"] = ["0x" + "ab" * 32]
-    check(raws, Dataset.BLOCKS, [block_row(raw) for raw in raws])
+    check(raws, ChainTable.BLOCKS, [block_row(raw) for raw in raws])
 
 
 def block_row(raw: RawBlock) -> Json:
@@ -233,6 +236,7 @@ def block_row(raw: RawBlock) -> Json:
         "nonce": "nonce",
         "parent_beacon_block_root": "parentBeaconBlockRoot",
         "requests_hash": "requestsHash",
+        "block_access_list_hash": "blockAccessListHash",
     }
     numbers = {
         "gas_limit": "gasLimit",
@@ -241,6 +245,7 @@ def block_row(raw: RawBlock) -> Json:
         "blob_gas_used": "blobGasUsed",
         "excess_blob_gas": "excessBlobGas",
         "size": "size",
+        "slot_number": "slotNumber",
     }
     return {
         **every_table_of(raw),
@@ -265,7 +270,7 @@ def test_a_header_of_the_first_fork_leaves_the_later_columns_null() -> None:
         "requestsHash",
     ):
         del raw.block[name]
-    [row] = decode([raw], Dataset.BLOCKS, CHAIN_ID).to_pylist()
+    [row] = decode([raw], ChainTable.BLOCKS, CHAIN_ID).to_pylist()
     assert [
         row[name] for name in ("base_fee_per_gas", "withdrawals_root", "withdrawal_count", "requests_hash")
     ] == ([None] * 4)
@@ -273,13 +278,13 @@ def test_a_header_of_the_first_fork_leaves_the_later_columns_null() -> None:
 
 def test_receipts_and_withdrawals_say_what_the_node_says() -> None:
     raw = made_block(random.Random(4), 8, transactions=7, logs=2)
-    rows = decode([raw], Dataset.RECEIPTS, CHAIN_ID).to_pylist()
+    rows = decode([raw], ChainTable.RECEIPTS, CHAIN_ID).to_pylist()
     for row, receipt in zip(rows, raw.receipts or [], strict=True):
         assert row["transaction_hash"] == raw_of(receipt["transactionHash"])
         assert row["logs_bloom"] == raw_of(receipt["logsBloom"])
         assert row["log_count"] == 2
         assert row["root"] is None
-    rows = decode([raw], Dataset.WITHDRAWALS, CHAIN_ID).to_pylist()
+    rows = decode([raw], ChainTable.WITHDRAWALS, CHAIN_ID).to_pylist()
     assert [row["amount"] for row in rows] == [int(one["amount"], 16) for one in raw.block["withdrawals"]]
     assert [row["address"] for row in rows] == [raw_of(one["address"]) for one in raw.block["withdrawals"]]
 
@@ -289,13 +294,13 @@ def test_a_receipt_of_before_byzantium_has_a_root_and_no_success() -> None:
     receipt = (raw.receipts or [])[0]
     receipt["root"] = "0x" + "cd" * 32
     del receipt["status"]
-    [row] = decode([raw], Dataset.RECEIPTS, CHAIN_ID).to_pylist()
+    [row] = decode([raw], ChainTable.RECEIPTS, CHAIN_ID).to_pylist()
     assert (row["root"], row["success"]) == (bytes.fromhex("cd" * 32), None)
 
 
 def test_an_erc_20_transfer_has_three_topics_and_an_erc_721_transfer_four() -> None:
     raw = made_block(random.Random(4), 8, transactions=30, logs=4)
-    rows = decode([raw], Dataset.LOGS, CHAIN_ID).to_pylist()
+    rows = decode([raw], ChainTable.LOGS, CHAIN_ID).to_pylist()
     assert {row["topic0"].hex() for row in rows} == {TRANSFER[2:]}
     fungible = [row for row in rows if row["topic3"] is None]
     unique = [row for row in rows if row["topic3"] is not None]
@@ -319,18 +324,18 @@ def test_clients_that_answer_differently_give_the_same_rows() -> None:
             del tx["v"]
         if "maxFeePerGas" in tx:
             tx["gasPrice"] = tx["maxFeePerGas"]
-    for dataset in (Dataset.TRANSACTIONS, Dataset.RECEIPTS):
+    for dataset in (ChainTable.TRANSACTIONS, ChainTable.RECEIPTS):
         assert decode([other], dataset, CHAIN_ID).equals(decode([raw], dataset, CHAIN_ID))
 
 
 def test_rows_come_in_order_whatever_order_the_answer_has() -> None:
     raws = [made_block(random.Random(number), number, transactions=4, logs=2) for number in (3, 4)]
     for dataset in (
-        Dataset.BLOCKS,
-        Dataset.TRANSACTIONS,
-        Dataset.LOGS,
-        Dataset.RECEIPTS,
-        Dataset.WITHDRAWALS,
+        ChainTable.BLOCKS,
+        ChainTable.TRANSACTIONS,
+        ChainTable.LOGS,
+        ChainTable.RECEIPTS,
+        ChainTable.WITHDRAWALS,
     ):
         right = decode(raws, dataset, CHAIN_ID)
         mixed = copy.deepcopy(raws[::-1])
@@ -341,17 +346,17 @@ def test_rows_come_in_order_whatever_order_the_answer_has() -> None:
         assert decode(mixed, dataset, CHAIN_ID).equals(right)
 
 
-@pytest.mark.parametrize("dataset", list(Dataset))
-def test_no_blocks_and_empty_blocks_give_empty_tables(dataset: Dataset) -> None:
+@pytest.mark.parametrize("dataset", list(ChainTable))
+def test_no_blocks_and_empty_blocks_give_empty_tables(dataset: ChainTable) -> None:
     assert decode([], dataset, CHAIN_ID).schema.equals(TABLES[dataset].arrow)
     raw = made_block(random.Random(1), 8, transactions=0, withdrawals=0)
     empty = RawBlock(8, raw.block, [], [], "made")
-    assert decode([empty], dataset, CHAIN_ID).num_rows == (1 if dataset is Dataset.BLOCKS else 0)
+    assert decode([empty], dataset, CHAIN_ID).num_rows == (1 if dataset is ChainTable.BLOCKS else 0)
 
 
 def test_transactions_without_receipts_leave_the_outcome_null() -> None:
     raw = made_block(random.Random(1), 8, transactions=3)
-    rows = decode([RawBlock(8, raw.block, None, None, "made")], Dataset.TRANSACTIONS, CHAIN_ID).to_pylist()
+    rows = decode([RawBlock(8, raw.block, None, None, "made")], ChainTable.TRANSACTIONS, CHAIN_ID).to_pylist()
     assert {row["gas_used"] for row in rows} == {None}
     assert {row["success"] for row in rows} == {None}
     assert all(row["gas_price"] is not None for row in rows)
@@ -360,9 +365,9 @@ def test_transactions_without_receipts_leave_the_outcome_null() -> None:
 def test_logs_and_traces_that_were_not_asked_for_cannot_be_decoded() -> None:
     raw = made_block(random.Random(1), 8, transactions=1)
     with pytest.raises(Invalid, match="block 8 has none"):
-        decode([RawBlock(8, raw.block, None, None, "made")], Dataset.LOGS, CHAIN_ID)
+        decode([RawBlock(8, raw.block, None, None, "made")], ChainTable.LOGS, CHAIN_ID)
     with pytest.raises(Invalid, match="block 8 was fetched without"):
-        decode([raw], Dataset.TRACES, CHAIN_ID)
+        decode([raw], ChainTable.TRACES, CHAIN_ID)
 
 
 TRACES: list[Json] = [
@@ -412,7 +417,7 @@ TRACES: list[Json] = [
 
 def test_traces_of_every_kind_become_rows() -> None:
     raw = made_block(random.Random(1), 8, transactions=1)
-    rows = decode([RawBlock(8, raw.block, None, TRACES, "made")], Dataset.TRACES, CHAIN_ID).to_pylist()
+    rows = decode([RawBlock(8, raw.block, None, TRACES, "made")], ChainTable.TRACES, CHAIN_ID).to_pylist()
     call, create, suicide, reward = rows
     assert [row["trace_index"] for row in rows] == [0, 1, 2, 3]
     assert (call["action_call_type"], call["action_gas"]) == ("delegatecall", 0xFFFFFFFFFF)
@@ -450,19 +455,19 @@ BAD: list[Any] = [
     "0x１",
 ]
 FIELDS = [
-    (Dataset.BLOCKS, ("block", "gasLimit"), "gasLimit"),
-    (Dataset.BLOCKS, ("block", "parentHash"), "parentHash"),
-    (Dataset.BLOCKS, ("block", "logsBloom"), "logsBloom"),
-    (Dataset.LOGS, ("block", "timestamp"), "timestamp"),
-    (Dataset.LOGS, ("block", "hash"), "hash"),
-    (Dataset.TRANSACTIONS, ("block", "transactions", 2, "value"), "transactions[2].value"),
-    (Dataset.TRANSACTIONS, ("block", "transactions", 2, "gas"), "transactions[2].gas"),
-    (Dataset.TRANSACTIONS, ("block", "transactions", 2, "hash"), "transactions[2].hash"),
-    (Dataset.TRANSACTIONS, ("receipts", 2, "gasUsed"), "receipts[2].gasUsed"),
-    (Dataset.RECEIPTS, ("receipts", 1, "transactionIndex"), "receipts[1].transactionIndex"),
-    (Dataset.LOGS, ("receipts", 1, "logs", 1, "address"), "logs[3].address"),
-    (Dataset.LOGS, ("receipts", 1, "logs", 1, "logIndex"), "logs[3].logIndex"),
-    (Dataset.WITHDRAWALS, ("block", "withdrawals", 1, "amount"), "withdrawals[1].amount"),
+    (ChainTable.BLOCKS, ("block", "gasLimit"), "gasLimit"),
+    (ChainTable.BLOCKS, ("block", "parentHash"), "parentHash"),
+    (ChainTable.BLOCKS, ("block", "logsBloom"), "logsBloom"),
+    (ChainTable.LOGS, ("block", "timestamp"), "timestamp"),
+    (ChainTable.LOGS, ("block", "hash"), "hash"),
+    (ChainTable.TRANSACTIONS, ("block", "transactions", 2, "value"), "transactions[2].value"),
+    (ChainTable.TRANSACTIONS, ("block", "transactions", 2, "gas"), "transactions[2].gas"),
+    (ChainTable.TRANSACTIONS, ("block", "transactions", 2, "hash"), "transactions[2].hash"),
+    (ChainTable.TRANSACTIONS, ("receipts", 2, "gasUsed"), "receipts[2].gasUsed"),
+    (ChainTable.RECEIPTS, ("receipts", 1, "transactionIndex"), "receipts[1].transactionIndex"),
+    (ChainTable.LOGS, ("receipts", 1, "logs", 1, "address"), "logs[3].address"),
+    (ChainTable.LOGS, ("receipts", 1, "logs", 1, "logIndex"), "logs[3].logIndex"),
+    (ChainTable.WITHDRAWALS, ("block", "withdrawals", 1, "amount"), "withdrawals[1].amount"),
 ]
 
 
@@ -479,38 +484,80 @@ def spoiled(path: tuple[Any, ...], value: Any) -> list[RawBlock]:
 @pytest.mark.parametrize("value", BAD, ids=repr)
 @pytest.mark.parametrize(("dataset", "path", "field"), FIELDS, ids=[field for _, _, field in FIELDS])
 def test_a_field_that_cannot_be_is_refused_with_block_endpoint_and_place(
-    dataset: Dataset, path: tuple[Any, ...], field: str, value: Any
+    dataset: ChainTable, path: tuple[Any, ...], field: str, value: Any
 ) -> None:
     with pytest.raises(BlockMalformed) as found:
         decode(spoiled(path, value), dataset, CHAIN_ID)
     assert (found.value.number, found.value.endpoint, found.value.field) == (8, "second", field)
-    assert isinstance(found.value, Unavailable)
+    assert isinstance(found.value, Invalid), "the same answer comes the next time"
+
+
+WIDE: list[tuple[ChainTable, tuple[Any, ...], str, int]] = [
+    (ChainTable.BLOCKS, ("block", "gasLimit"), "gas_limit", 2**64 - 1),
+    (ChainTable.BLOCKS, ("block", "baseFeePerGas"), "base_fee_per_gas", 10**38),
+    (ChainTable.TRANSACTIONS, ("block", "transactions", 1, "gas"), "gas_limit", 2**63),
+    (ChainTable.TRANSACTIONS, ("block", "transactions", 1, "nonce"), "nonce", 2**64 - 3),
+    (ChainTable.TRANSACTIONS, ("receipts", 1, "cumulativeGasUsed"), "cumulative_gas_used", 2**256 - 1),
+    (ChainTable.RECEIPTS, ("receipts", 1, "effectiveGasPrice"), "effective_gas_price", 2**200),
+    (ChainTable.WITHDRAWALS, ("block", "withdrawals", 1, "amount"), "amount", 2**64 - 1),
+]
+
+
+@pytest.mark.parametrize(("dataset", "path", "column", "number"), WIDE)
+def test_a_number_beyond_its_column_is_kept_exact_beside_it(
+    dataset: ChainTable, path: tuple[Any, ...], column: str, number: int
+) -> None:
+    batch = decode(spoiled(path, hex(number)), dataset, CHAIN_ID)
+    batch.validate(full=True)
+    [row] = [row for row in batch.to_pylist() if row["wide_values"] is not None]
+    assert (row["block_number"], row[column]) == (8, None)
+    assert orjson.loads(row["wide_values"]) == {column: str(number)}
+    table = pa.Table.from_batches([batch])
+    assert TABLES[dataset].from_hot(TABLES[dataset].to_hot(table)).equals(table)
+
+
+def test_a_wide_price_that_was_only_offered_is_not_the_price() -> None:
+    """Clients report the paid or the offered price of a transaction with fees."""
+    raw = made_block(random.Random(1), 8, transactions=1, kinds=("0x2",))
+    [tx] = raw.block["transactions"]
+    paid = decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID).column("gas_price")
+    tx["maxFeePerGas"] = tx["gasPrice"] = hex(2**200)
+    offered = decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID)
+    assert offered.column("gas_price").equals(paid)
+    assert offered.column("wide_values").to_pylist() == [f'{{"max_fee_per_gas":"{2**200}"}}']
+
+
+def test_a_signature_for_a_chain_beyond_62_bits_keeps_its_parity() -> None:
+    raw = made_block(random.Random(1), 8, transactions=1, kinds=("0x0",))
+    raw.block["transactions"][0]["v"] = hex(35 + 2 * 2**63 + 1)
+    [row] = decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID).to_pylist()
+    assert (row["v"], row["y_parity"], row["wide_values"]) == (None, 1, f'{{"v":"{36 + 2**64}"}}')
 
 
 @pytest.mark.parametrize(
     ("dataset", "path", "value", "problem"),
     [
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "value"), hex(1 << 256), "too large"),
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "gas"), hex(1 << 63), "too large"),
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "gasPrice"), hex(10**38), "too large"),
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "r"), hex(1 << 256), "too large"),
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "to"), "0x1234", "2 bytes instead of 20"),
-        (Dataset.TRANSACTIONS, ("block", "transactions", 0, "input"), "0x123", "isn't hexadecimal bytes"),
-        (Dataset.TRANSACTIONS, ("receipts", 0, "status"), "0x2", "neither 0x0 nor 0x1"),
-        (Dataset.TRANSACTIONS, ("block", "transactions"), "0x", "isn't a list of objects"),
-        (Dataset.TRANSACTIONS, ("block", "transactions"), ["0x" + "00" * 32], "isn't a list of objects"),
-        (Dataset.TRANSACTIONS, ("receipts", 0), None, "isn't a list of objects"),
-        (Dataset.LOGS, ("receipts", 0, "logs"), None, "is missing"),
-        (Dataset.LOGS, ("receipts", 0, "logs", 0, "topics"), ["0x" + "00" * 32] * 5, "more than 4 topics"),
-        (Dataset.LOGS, ("receipts", 0, "logs", 0, "topics"), ["0x00"], "1 bytes instead of 32"),
-        (Dataset.LOGS, ("receipts", 0, "logs", 0, "topics"), "0x", "isn't a list"),
-        (Dataset.BLOCKS, ("block", "uncles"), ["0x12"], "has an entry that has 1 bytes"),
-        (Dataset.BLOCKS, ("block", "uncles"), "0x12", "isn't a list"),
-        (Dataset.BLOCKS, ("block", "timestamp"), hex(1 << 62), "too large"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "value"), hex(1 << 256), "too large"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "gas"), hex(1 << 256), "too large"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "type"), hex(1 << 63), "too large"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "r"), hex(1 << 256), "too large"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "to"), "0x1234", "2 bytes instead of 20"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions", 0, "input"), "0x123", "isn't hexadecimal bytes"),
+        (ChainTable.TRANSACTIONS, ("receipts", 0, "status"), "0x2", "neither 0x0 nor 0x1"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions"), "0x", "isn't a list of objects"),
+        (ChainTable.TRANSACTIONS, ("block", "transactions"), ["0x" + "00" * 32], "isn't a list of objects"),
+        (ChainTable.TRANSACTIONS, ("receipts", 0), None, "isn't a list of objects"),
+        (ChainTable.LOGS, ("receipts", 0, "logs"), None, "is missing"),
+        (ChainTable.LOGS, ("receipts", 0, "logs", 0, "topics"), ["0x" + "00" * 32] * 5, "more than 4 topics"),
+        (ChainTable.LOGS, ("receipts", 0, "logs", 0, "topics"), ["0x00"], "1 bytes instead of 32"),
+        (ChainTable.LOGS, ("receipts", 0, "logs", 0, "topics"), "0x", "isn't a list"),
+        (ChainTable.BLOCKS, ("block", "uncles"), ["0x12"], "has an entry that has 1 bytes"),
+        (ChainTable.BLOCKS, ("block", "uncles"), "0x12", "isn't a list"),
+        (ChainTable.BLOCKS, ("block", "timestamp"), hex(1 << 62), "too large"),
     ],
 )
 def test_a_value_that_does_not_fit_says_why(
-    dataset: Dataset, path: tuple[Any, ...], value: Any, problem: str
+    dataset: ChainTable, path: tuple[Any, ...], value: Any, problem: str
 ) -> None:
     with pytest.raises(BlockMalformed, match=problem) as found:
         decode(spoiled(path, value), dataset, CHAIN_ID)
@@ -531,11 +578,11 @@ def test_a_bad_entry_of_a_list_is_refused(kind: str, key: str, value: Any, probl
     raw = made_block(random.Random(1), 8, transactions=3, kinds=(kind,))
     raw.block["transactions"][1][key] = value
     with pytest.raises(BlockMalformed, match=problem) as found:
-        decode([raw], Dataset.TRANSACTIONS, CHAIN_ID)
+        decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID)
     assert found.value.field == f"transactions[1].{key}"
 
 
 def test_every_type_is_told_apart() -> None:
     raws = [made_block(random.Random(1), 8, transactions=2, kinds=(kind,)) for kind in EVERY_TYPE]
-    kinds = [decode([raw], Dataset.TRANSACTIONS, CHAIN_ID)["transaction_type"].to_pylist() for raw in raws]
+    kinds = [decode([raw], ChainTable.TRANSACTIONS, CHAIN_ID)["transaction_type"].to_pylist() for raw in raws]
     assert kinds == [[number, number] for number in range(5)]

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support import evm_encoding
 from tracelake.domain.errors import Invalid
-from tracelake.evm.consensus import transaction_bytes
-from tracelake.evm.devchain.autopilot import Autopilot
 from tracelake.evm.devchain.chain import DevChain
-from tracelake.evm.devchain.log_shapes import HUGE_DATA, MOST, TRANSFER
-from tracelake.evm.keccak import keccak256
+from tracelake.evm.devchain.server import Autopilot
+from tracelake.evm.devchain.transactions import HUGE_DATA, MOST_UINT256, TRANSFER
+from tracelake.evm.hashing import keccak256
 from tracelake.evm.raw_block import RawBlock, Verify
 from tracelake.evm.verify import check_block
 
@@ -36,10 +36,26 @@ DATA_FIELDS = {
         "withdrawalsRoot",
         "parentBeaconBlockRoot",
         "requestsHash",
+        "blockAccessListHash",
         "root",
     ),
     *("topics", "storageKeys", "blobVersionedHashes"),
 }
+
+FORKS = [
+    ("osaka",),
+    (
+        "frontier",
+        "byzantium@8",
+        "berlin@16",
+        "london@24",
+        "paris@32",
+        "shanghai@40",
+        "cancun@48",
+        "prague@54",
+    ),
+    ("prague", "amsterdam@20"),
+]
 
 
 def raw(chain: DevChain, height: int) -> RawBlock:
@@ -61,7 +77,7 @@ def hashes(chain: DevChain) -> list[str]:
 def test_a_chain_is_the_same_on_every_machine() -> None:
     block = DevChain(7, blocks=40).block(40)
     assert block is not None
-    assert block.hash == "0x5b3e14ecba9de64273d598d93c00661461570cdeeb15395a92147a71fd550369"
+    assert block.hash == "0x0971e530e712fb5b8d97c089d1a3714599a35ac0c79e1865040dccb3bcc40202"
 
 
 def test_a_seed_gives_the_same_chain_whatever_is_read_first() -> None:
@@ -90,15 +106,33 @@ def test_a_long_chain_costs_nothing_until_it_is_read() -> None:
     assert chain.block(1) is not None
 
 
-@pytest.mark.parametrize("frontier", [0, 12])
-def test_every_block_can_be_proven_in_full(frontier: int) -> None:
-    chain = DevChain(11, blocks=60, frontier=frontier)
+@pytest.mark.parametrize("forks", FORKS)
+def test_every_block_can_be_proven_in_full(forks: tuple[str, ...]) -> None:
+    chain = DevChain(11, blocks=60, forks=forks)
     parent = "0x" + "00" * 32
     for height in range(61):
         block = raw(chain, height)
         check_block(block, Verify.FULL, chain.chain_id)
         assert block.block["parentHash"] == parent
         parent = block.block["hash"]
+
+
+@pytest.mark.parametrize("forks", FORKS)
+def test_every_block_has_the_hashes_and_roots_of_an_independent_encoder(forks: tuple[str, ...]) -> None:
+    chain = DevChain(11, blocks=60, forks=forks)
+    for height in range(61):
+        raw_block = raw(chain, height)
+        block, receipts = raw_block.block, raw_block.receipts or []
+        encoded = [evm_encoding.transaction(tx) for tx in block["transactions"]]
+        logs = [log for receipt in receipts for log in receipt["logs"]]
+        assert block["hash"] == "0x" + keccak256(evm_encoding.header(block)).hex()
+        assert [tx["hash"] for tx in block["transactions"]] == [
+            "0x" + keccak256(one).hex() for one in encoded
+        ]
+        assert block["transactionsRoot"] == "0x" + evm_encoding.trie_root(encoded).hex()
+        receipts_root = evm_encoding.trie_root([evm_encoding.receipt(receipt) for receipt in receipts])
+        assert block["receiptsRoot"] == "0x" + receipts_root.hex()
+        assert block["logsBloom"] == "0x" + evm_encoding.logs_bloom(logs).hex()
 
 
 def test_a_short_chain_has_every_kind_of_transaction() -> None:
@@ -118,7 +152,7 @@ def test_a_short_chain_has_every_kind_of_transaction() -> None:
             assert (receipt["contractAddress"] is None) == (transaction["to"] is not None)
             seen["creates"] += transaction["to"] is None
             seen["gas beyond 32 bits"] += int(receipt["gasUsed"], 16) > 2**32
-            seen["largest value"] += int(transaction["value"], 16) >= MOST - 1
+            seen["largest value"] += int(transaction["value"], 16) >= MOST_UINT256 - 1
             seen["blob"] += "blobGasUsed" in receipt
             seen["authorization"] += len(transaction.get("authorizationList", ()))
     wanted = {f"type {kind}" for kind in range(5)} | {f"type {kind} fails" for kind in range(5)}
@@ -136,13 +170,13 @@ def test_a_short_chain_has_every_kind_of_log() -> None:
     layouts = Counter((len(log["topics"]), len(log["data"]) // 2 - 1) for log in transfers)
     assert set(layouts) == {(3, 32), (4, 0), (1, 96), (2, 64)}
     amounts = {int(log["data"], 16) for log in transfers if len(log["topics"]) == 3}
-    assert MOST in amounts
-    assert any(MOST - 1000 <= amount < MOST for amount in amounts)
+    assert MOST_UINT256 in amounts
+    assert any(MOST_UINT256 - 1000 <= amount < MOST_UINT256 for amount in amounts)
     assert max(len(log["data"]) for log in logs) > 2 * HUGE_DATA
 
 
 def test_quantities_have_no_leading_zeros_and_data_has_whole_bytes() -> None:
-    chain = DevChain(2, blocks=40, frontier=5)
+    chain = DevChain(2, blocks=40, forks=("frontier", "osaka@5", "amsterdam@20"))
     for height in range(41):
         block = raw(chain, height)
         header_nonce = block.block.pop("nonce")
@@ -243,7 +277,7 @@ def test_a_transaction_is_found_before_its_block_was_ever_read() -> None:
     assert found is not None
     block, position = found
     fields = parsed(block.transactions[position])
-    assert fields["hash"] == known == "0x" + keccak256(transaction_bytes(fields)).hex()
+    assert fields["hash"] == known == "0x" + keccak256(evm_encoding.transaction(fields)).hex()
 
 
 def test_finality_follows_the_head_at_its_distance() -> None:
@@ -280,6 +314,38 @@ def test_the_genesis_block_survives_the_deepest_reorg() -> None:
     genesis = chain.block(0)
     chain.reorg(10)
     assert chain.block(0) == genesis
+
+
+@pytest.mark.parametrize(
+    ("forks", "refusal"),
+    [
+        ((), "must begin at block 0"),
+        (("atlantis",), "'atlantis' isn't known; there are frontier, byzantium"),
+        (("osaka@5",), "must begin at block 0"),
+        (("osaka", "amsterdam"), "begin at a higher block"),
+        (("osaka", "prague@5"), "later than the one before"),
+        (("@5",), "NAME or NAME@BLOCK"),
+        (("osaka", "amsterdam@"), "NAME or NAME@BLOCK"),
+        (("osaka", "amsterdam@-1"), "NAME or NAME@BLOCK"),
+        (("osaka", "amsterdam@²"), "NAME or NAME@BLOCK"),
+    ],
+)
+def test_forks_that_no_chain_can_have_are_refused(forks: tuple[str, ...], refusal: str) -> None:
+    with pytest.raises(Invalid, match=refusal):
+        DevChain(0, forks=forks)
+
+
+def test_since_amsterdam_payments_of_ether_are_logged_by_the_protocol() -> None:
+    chain = DevChain(3, blocks=40, forks=("osaka", "amsterdam@20"))
+    system = "0x" + "ff" * 19 + "fe"
+    for height in range(41):
+        block = raw(chain, height)
+        for tx, receipt in zip(block.block["transactions"], block.receipts or [], strict=True):
+            native = [log for log in receipt["logs"] if log["address"] == system]
+            pays = int(tx["value"], 16) and tx["to"] != tx["from"] and receipt["status"] == "0x1"
+            assert len(native) == bool(pays and height >= 20)
+            assert [int(log["data"], 16) for log in native] == [int(tx["value"], 16)] * len(native)
+    assert any(log.address == system for block in chain.blocks(20, 40) for log in block.logs)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import orjson
 import pytest
 
 from tracelake.evm.devchain.chain import DevChain
-from tracelake.evm.devchain.jsonrpc import Caller, respond
-from tracelake.evm.devchain.log_shapes import TRANSFER
+from tracelake.evm.devchain.jsonrpc import RpcCaller, respond
 from tracelake.evm.devchain.methods import MOST_LOG_BLOCKS, ChainMethods
+from tracelake.evm.devchain.transactions import TRANSFER
 
-HERE = Caller(loopback=True)
+HERE = RpcCaller(loopback=True)
 NOWHERE = "0x" + "ee" * 32
 
 
@@ -19,11 +19,11 @@ def chain() -> DevChain:
     return DevChain(5, blocks=40, finality=10)
 
 
-def answer(chain: DevChain, body: bytes, caller: Caller = HERE) -> Any:
+def answer(chain: DevChain, body: bytes, caller: RpcCaller = HERE) -> Any:
     return orjson.loads(b"".join(respond(body, ChainMethods(chain), caller)))
 
 
-def call(chain: DevChain, method: str, *params: Any, caller: Caller = HERE) -> Any:
+def call(chain: DevChain, method: str, *params: Any, caller: RpcCaller = HERE) -> Any:
     return answer(
         chain, orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}), caller
     )
@@ -204,7 +204,7 @@ def test_control_methods_change_the_chain(chain: DevChain) -> None:
 
 def test_control_methods_do_not_exist_for_callers_from_elsewhere(chain: DevChain) -> None:
     for method in ("devchain_mine", "devchain_reorg", "devchain_rollback", "devchain_finalize"):
-        said = call(chain, method, 1, caller=Caller(loopback=False))
+        said = call(chain, method, 1, caller=RpcCaller(loopback=False))
         assert said["error"]["code"] == -32601
     assert chain.head == 40
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,16 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
-from tracelake.evm.block_errors import BlockMalformed, BlockMismatch
-from tracelake.evm.portions import portions
-from tracelake.evm.raw_block import RawBlock, Verify
+from tests.support.faulty_rpc import FaultyAnswer, FaultyServer
+from tracelake.evm.raw_block import BlockMalformed, BlockMismatch, RawBlock, Verify, portions
 from tracelake.evm.rpc.config import pool_of
-from tracelake.evm.rpc.errors import RpcUnavailable
+from tracelake.evm.rpc.errors import ProblemKind, RpcProblem, RpcUnavailable, problem_of_error
+from tracelake.evm.rpc.exchange import MOST_QUANTITY, EndpointResponse, decode, read_quantity
 from tracelake.evm.rpc.pool import Pool
-from tracelake.evm.rpc.problem import Kind, problem_of_error
-from tracelake.evm.rpc.quantity import MOST, read_quantity
 from tracelake.evm.verify import check_block
-from tracelake.testing.faulty_http import FaultyAnswer, FaultyServer
 
 CHAIN = 7
 DEEP = "[" * 1000 + "]" * 1000
@@ -68,6 +66,19 @@ def test_an_answer_that_is_too_deep_or_too_long_is_one_more_failure_of_its_endpo
     assert len(refused.value.message) < 1000
 
 
+def test_how_deep_python_may_recurse_does_not_decide_what_is_believed() -> None:
+    deep = f'{{"id": 1, "result": {DEEP}}}'
+    twice = EndpointResponse(200, {}, f"[{deep}, {deep}]".encode())
+    usual = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(5000)
+        [outcome] = decode(twice, [("eth_getBalance", [])], 1)
+    finally:
+        sys.setrecursionlimit(usual)
+    assert isinstance(outcome, RpcProblem)
+    assert outcome.kind is ProblemKind.GARBLED
+
+
 @pytest.mark.parametrize(
     "number",
     [pytest.param("0x" + "f" * 20_000, id="endless"), "0x8000000000000000", "-0x1", 5, None, "0x_1", "0x"],
@@ -77,19 +88,21 @@ def test_a_head_that_no_chain_can_have_is_not_believed(number: object) -> None:
     with (
         liar(lambda _, asked: orjson.dumps({"id": asked, "result": block})) as url,
         Pool(pool_of(url, deadline_seconds=0.5)) as pool,
-        pytest.raises(RpcUnavailable, match="its newest block is none"),
+        pytest.raises(RpcUnavailable, match="invalid latest block"),
     ):
         pool.head()
 
 
 def test_quantities_are_what_the_database_can_keep() -> None:
-    assert [read_quantity(each) for each in ("0x0", "0xFf", hex(MOST))] == [0, 255, MOST]
-    assert [read_quantity(each) for each in (hex(MOST + 1), "ff", "0X1", " 0x1", 1, ["0x1"])] == [None] * 6
+    assert [read_quantity(each) for each in ("0x0", "0xFf", hex(MOST_QUANTITY))] == [0, 255, MOST_QUANTITY]
+    assert [read_quantity(each) for each in (hex(MOST_QUANTITY + 1), "ff", "0X1", " 0x1", 1, ["0x1"])] == [
+        None
+    ] * 6
 
 
 def test_a_message_of_any_size_is_read_as_far_as_it_can_mean_something() -> None:
     problem = problem_of_error("eth_getLogs", {"code": -32000, "message": "block range is too wide " * 10**6})
-    assert problem.kind is Kind.TOO_MUCH
+    assert problem.kind is ProblemKind.TOO_MUCH
     assert len(problem.text) < 300
 
 

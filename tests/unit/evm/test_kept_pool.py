@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tracelake.evm.rpc import kept_pool as module
+from tracelake.evm.rpc import pool as module
 from tracelake.evm.rpc.config import PoolConfig, pool_of
-from tracelake.evm.rpc.kept_pool import kept_pool
-from tracelake.evm.rpc.pool import Pool
+from tracelake.evm.rpc.pool import Pool, kept_pool
 
 PATIENCE = 30.0
 
 
-@pytest.fixture(autouse=True)
-def _nothing_kept() -> Iterator[None]:
-    yield
-    if module._sweeping is not None:
-        module._sweeping.cancel()
-        module._sweeping.join()
-    for kept in module._kept.values():
-        kept.pool.close()
-    module._kept.clear()
+pytestmark = pytest.mark.usefixtures("no_pool_is_kept")
 
 
 def config(port: int) -> PoolConfig:
@@ -44,23 +34,23 @@ def test_who_comes_again_finds_the_same_pool() -> None:
 
 def test_only_a_few_idle_ones_are_kept() -> None:
     pools = [used(port) for port in range(1, 9)]
-    assert [pool.roster.closed.is_set() for pool in pools] == [True] * 4 + [False] * 4
+    assert [pool.selector.closed.is_set() for pool in pools] == [True] * 4 + [False] * 4
 
 
 def test_one_in_use_is_not_closed_for_others() -> None:
     with kept_pool(config(1)) as pool:
         for port in range(2, 12):
             used(port)
-        assert not pool.roster.closed.is_set()
+        assert not pool.selector.closed.is_set()
 
 
 def test_one_that_nobody_uses_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
     with kept_pool(config(1)) as busy:
         idle = used(2)
-        assert idle.roster.closed.wait(PATIENCE)
-        assert not busy.roster.closed.is_set()
-    assert busy.roster.closed.wait(PATIENCE)
+        assert idle.selector.closed.wait(PATIENCE)
+        assert not busy.selector.closed.is_set()
+    assert busy.selector.closed.wait(PATIENCE)
     assert used(2) is not idle
 
 
@@ -69,5 +59,5 @@ def test_what_a_fork_has_inherited_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "getpid", lambda: -1)
     own = used(1)
     assert own is not inherited
-    assert not inherited.roster.closed.is_set(), "it is the parent's"
+    assert not inherited.selector.closed.is_set(), "it is the parent's"
     inherited.close()

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelake.evm.rpc.exchange import Call, decode, encode
-from tracelake.evm.rpc.http_answer import HttpAnswer
-from tracelake.evm.rpc.problem import Kind, Problem, kind_of_error, problem_of_error
+from tracelake.evm.rpc.errors import ProblemKind, RpcProblem, kind_of_error, problem_of_error
+from tracelake.evm.rpc.exchange import EndpointResponse, RpcCall, decode, encode
 
 LOGS = "eth_getLogs"
 
@@ -24,51 +23,58 @@ LOGS = "eth_getLogs"
             "eth_getBlockReceipts",
             -32601,
             "the method eth_getBlockReceipts does not exist/is not available",
-            Kind.NO_METHOD,
+            ProblemKind.NO_METHOD,
         ),
-        ("eth_getBlockReceipts", -32000, "Unsupported method: eth_getBlockReceipts", Kind.NO_METHOD),
-        ("trace_block", -32004, "", Kind.NO_METHOD),
-        ("trace_block", -32000, "method trace_block is not whitelisted", Kind.NO_METHOD),
-        ("eth_call", -32005, "daily request count exceeded, request rate limited", Kind.RATE_LIMITED),
-        ("eth_call", 429, "Your app has exceeded its compute units per second capacity", Kind.RATE_LIMITED),
-        ("eth_call", -32029, "Too Many Requests", Kind.RATE_LIMITED),
-        (LOGS, -32005, "query returned more than 10000 results", Kind.TOO_MUCH),
+        ("eth_getBlockReceipts", -32000, "Unsupported method: eth_getBlockReceipts", ProblemKind.NO_METHOD),
+        ("trace_block", -32004, "", ProblemKind.NO_METHOD),
+        ("trace_block", -32000, "method trace_block is not whitelisted", ProblemKind.NO_METHOD),
+        ("eth_call", -32005, "daily request count exceeded, request rate limited", ProblemKind.RATE_LIMITED),
+        (
+            "eth_call",
+            429,
+            "Your app has exceeded its compute units per second capacity",
+            ProblemKind.RATE_LIMITED,
+        ),
+        ("eth_call", -32029, "Too Many Requests", ProblemKind.RATE_LIMITED),
+        (LOGS, -32005, "query returned more than 10000 results", ProblemKind.TOO_MUCH),
         (
             LOGS,
             -32602,
             "Log response size exceeded. You can make eth_getLogs requests with up to a 2K block range",
-            Kind.TOO_MUCH,
+            ProblemKind.TOO_MUCH,
         ),
-        (LOGS, -32000, "block range is too wide", Kind.TOO_MUCH),
-        (LOGS, -32000, "exceed maximum block range: 5000", Kind.TOO_MUCH),
-        (LOGS, -32602, "eth_getLogs is limited to a 100 range", Kind.TOO_MUCH),
-        (LOGS, -32005, "", Kind.TOO_MUCH),
-        (LOGS, -32000, "query timeout exceeded", Kind.TOO_MUCH),
-        (LOGS, -32614, "eth_getLogs is limited to 0 - 10 blocks range", Kind.TOO_MUCH),
+        (LOGS, -32000, "block range is too wide", ProblemKind.TOO_MUCH),
+        (LOGS, -32000, "exceed maximum block range: 5000", ProblemKind.TOO_MUCH),
+        (LOGS, -32602, "eth_getLogs is limited to a 100 range", ProblemKind.TOO_MUCH),
+        (LOGS, -32005, "", ProblemKind.TOO_MUCH),
+        (LOGS, -32000, "query timeout exceeded", ProblemKind.TOO_MUCH),
+        (LOGS, -32614, "eth_getLogs is limited to 0 - 10 blocks range", ProblemKind.TOO_MUCH),
         (
             "eth_getBlockByNumber",
             -32000,
             "batch limit 100 exceeded (can increase by --rpc.batch.limit)",
-            Kind.BATCH,
+            ProblemKind.BATCH,
         ),
-        ("eth_getBlockByNumber", -32600, "batch too large", Kind.BATCH),
-        ("eth_getBlockReceipts", -32003, "response too large", Kind.BATCH),
-        ("eth_getBlockByNumber", -32000, "header not found", Kind.MISSING),
-        ("eth_getBlockByNumber", -39001, "unknown block", Kind.MISSING),
-        ("eth_getBlockByNumber", -32000, "finalized block not found", Kind.MISSING),
-        ("eth_call", 3, "execution reverted", Kind.REFUSED),
-        ("eth_call", -32602, "invalid argument 0: hex string without 0x prefix", Kind.REFUSED),
-        ("eth_call", -32603, "internal error", Kind.SERVER),
-        ("eth_call", -32000, "we are having a bad day", Kind.SERVER),
+        ("eth_getBlockByNumber", -32600, "batch too large", ProblemKind.BATCH),
+        ("eth_getBlockReceipts", -32003, "response too large", ProblemKind.BATCH),
+        ("eth_getBlockByNumber", -32000, "header not found", ProblemKind.MISSING),
+        ("eth_getBlockByNumber", -39001, "unknown block", ProblemKind.MISSING),
+        ("eth_getBlockByNumber", -32000, "finalized block not found", ProblemKind.MISSING),
+        ("eth_call", 3, "execution reverted", ProblemKind.REFUSED),
+        ("eth_call", -32602, "invalid argument 0: hex string without 0x prefix", ProblemKind.REFUSED),
+        ("eth_call", -32603, "internal error", ProblemKind.SERVER),
+        ("eth_call", -32000, "we are having a bad day", ProblemKind.SERVER),
     ],
 )
-def test_the_words_of_providers_are_understood(method: str, code: int, message: str, kind: Kind) -> None:
+def test_the_words_of_providers_are_understood(
+    method: str, code: int, message: str, kind: ProblemKind
+) -> None:
     assert kind_of_error(method, code, message) is kind
 
 
 def test_an_error_of_any_shape_is_a_problem_on_one_short_line() -> None:
-    assert problem_of_error("m", "no").kind is Kind.SERVER
-    assert problem_of_error("m", {"code": "x", "message": None}).kind is Kind.SERVER
+    assert problem_of_error("m", "no").kind is ProblemKind.SERVER
+    assert problem_of_error("m", {"code": "x", "message": None}).kind is ProblemKind.SERVER
     long = problem_of_error("m", {"code": 1, "message": "a\nb\x1b[31m" + "c" * 10_000})
     assert len(long.text) < 250
     assert long.text.isprintable()
@@ -76,12 +82,12 @@ def test_an_error_of_any_shape_is_a_problem_on_one_short_line() -> None:
     assert problem_of_error("m", waits).retry_after == 7
 
 
-def answer(tree: Any, status: int = 200, **headers: str) -> HttpAnswer:
+def answer(tree: Any, status: int = 200, **headers: str) -> EndpointResponse:
     body = tree if isinstance(tree, bytes) else orjson.dumps(tree)
-    return HttpAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body)
+    return EndpointResponse(status, {name.replace("_", "-"): value for name, value in headers.items()}, body)
 
 
-def calls(count: int) -> list[Call]:
+def calls(count: int) -> list[RpcCall]:
     return [("eth_getBlockByNumber", (hex(number), True)) for number in range(count)]
 
 
@@ -110,15 +116,15 @@ def test_a_batch_in_any_order_with_gaps_doubles_and_errors_gives_each_call_its_o
             case "null":
                 assert outcome is None
             case "error":
-                assert outcome.kind is Kind.SERVER
+                assert outcome.kind is ProblemKind.SERVER
             case _:
-                assert outcome.kind is Kind.GARBLED
+                assert outcome.kind is ProblemKind.GARBLED
 
 
 def test_two_answers_that_differ_are_none() -> None:
     items = [{"id": 0, "result": "a"}, {"id": 1, "result": "b"}, {"id": 0, "result": "c"}]
     first, second = decode(answer(items), calls(2), 0)
-    assert (first.kind, second) == (Kind.GARBLED, "b")
+    assert (first.kind, second) == (ProblemKind.GARBLED, "b")
 
 
 def test_null_and_an_empty_list_and_nothing_at_all_are_three_things() -> None:
@@ -126,40 +132,42 @@ def test_null_and_an_empty_list_and_nothing_at_all_are_three_things() -> None:
     null, empty, nothing = decode(answer(items), calls(3), 0)
     assert null is None
     assert empty == []
-    assert nothing.kind is Kind.GARBLED
+    assert nothing.kind is ProblemKind.GARBLED
 
 
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        (answer(b"slow down", 429, retry_after="3"), Kind.RATE_LIMITED),
-        (answer(b"", 413), Kind.BATCH),
-        (answer(b"<html>", 502), Kind.SERVER),
-        (answer(b"", 504), Kind.TIMEOUT),
-        (answer(b"", 401), Kind.LOCKED_OUT),
-        (answer(b"", 301), Kind.LOCKED_OUT),
-        (answer({"error": {"code": -32600, "message": "batch too large"}}, 400), Kind.BATCH),
-        (answer({"error": {"code": -32005, "message": "rate limit"}}, 403), Kind.RATE_LIMITED),
-        (answer({"error": {"code": -32600, "message": "invalid request"}}), Kind.BATCH),
+        (answer(b"slow down", 429, retry_after="3"), ProblemKind.RATE_LIMITED),
+        (answer(b"", 413), ProblemKind.BATCH),
+        (answer(b"<html>", 502), ProblemKind.SERVER),
+        (answer(b"", 504), ProblemKind.TIMEOUT),
+        (answer(b"", 401), ProblemKind.LOCKED_OUT),
+        (answer(b"", 301), ProblemKind.LOCKED_OUT),
+        (answer({"error": {"code": -32600, "message": "batch too large"}}, 400), ProblemKind.BATCH),
+        (answer({"error": {"code": -32005, "message": "rate limit"}}, 403), ProblemKind.RATE_LIMITED),
+        (answer({"error": {"code": -32600, "message": "invalid request"}}), ProblemKind.BATCH),
         (
             answer([{"id": None, "error": {"code": -32600, "message": "too many requests in batch"}}]),
-            Kind.BATCH,
+            ProblemKind.BATCH,
         ),
-        (answer({"id": 0, "result": 1}), Kind.GARBLED),
-        (answer("text"), Kind.GARBLED),
-        (answer(b'[{"id":0,"res'), Kind.GARBLED),
-        (answer(b"<!doctype html>"), Kind.GARBLED),
+        (answer({"id": 0, "result": 1}), ProblemKind.GARBLED),
+        (answer("text"), ProblemKind.GARBLED),
+        (answer(b'[{"id":0,"res'), ProblemKind.GARBLED),
+        (answer(b"<!doctype html>"), ProblemKind.GARBLED),
     ],
 )
-def test_an_answer_that_holds_for_no_call_is_refused_as_a_whole(given: HttpAnswer, kind: Kind) -> None:
-    with pytest.raises(Problem) as refused:
+def test_an_answer_that_holds_for_no_call_is_refused_as_a_whole(
+    given: EndpointResponse, kind: ProblemKind
+) -> None:
+    with pytest.raises(RpcProblem) as refused:
         decode(given, calls(2), 0)
     assert refused.value.kind is kind
 
 
 def test_how_long_to_wait_is_taken_in_seconds_and_bounded() -> None:
     def waits(text: str) -> float | None:
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(RpcProblem) as refused:
             decode(answer(b"", 429, retry_after=text), calls(1), 0)
         return refused.value.retry_after
 
@@ -172,5 +180,5 @@ def test_a_single_call_goes_without_a_batch_and_takes_no_answer_to_another() -> 
     assert orjson.loads(encode(calls(1), 5))["id"] == 5
     assert [item["id"] for item in orjson.loads(encode(calls(2), 5))] == [5, 6]
     assert decode(answer({"id": 5, "result": 1}), calls(1), 5) == [1]
-    with pytest.raises(Problem, match="another question"):
+    with pytest.raises(RpcProblem, match="the response id does not match the request"):
         decode(answer({"id": 6, "result": 1}), calls(1), 5)

@@ -11,11 +11,10 @@ from structlog.testing import capture_logs
 
 from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.errors import Invalid, Unavailable
-from tracelake.evm.rpc.address import parse_address
-from tracelake.evm.rpc.config import load_pools, parse_pools, pool_of
-from tracelake.operators.missing_pool import missing_pool
-from tracelake.worker.logs.redaction import Redaction
-from tracelake.worker.rpc_pools import RpcPools
+from tracelake.evm.rpc.config import load_pools, parse_address, parse_pools, pool_of
+from tracelake.operators.context import missing_pool
+from tracelake.worker.attempt_log import Redaction
+from tracelake.worker.secrets import RpcPools
 
 WHOLE = """
 [pools.main]
@@ -71,9 +70,19 @@ def test_a_pool_is_what_the_file_says_with_defaults_for_the_rest(tmp_path: Path)
         ("pools = 3", r"rpc\.toml: pools: pools are written as \[pools.NAME\]"),
         ("[main]\nchain_id = 1", "rpc.toml: main: unknown"),
         ("[pools.a", "isn't TOML"),
-        ("[pools.a]\nchain = 1", r"pools\.a: Object contains unknown field `chain`"),
+        ("[pools.a]\nchains = 1", r"pools\.a: Object contains unknown field `chains`"),
+        ("[pools.a]\nchain = 1", r"pools\.a\.chain: Expected `str \| null`"),
+        (
+            "[pools.a]\nchain = 'etherium'\n[[pools.a.endpoints]]\nurl = 'http://a'",
+            r"pools\.a\.chain: no such chain profile; there are ethereum, optimism, base",
+        ),
         ("[pools.a]\nchain_id = 1", r"pools\.a\.endpoints: a pool needs at least one endpoint"),
         ("[pools.a]\nchain_id = 0", r"pools\.a\.chain_id: Expected `int` >= 1"),
+        (
+            "[pools.a]\nquorum = 2\nendpoints = [{ url = 'http://x' }]",
+            r"pools\.a\.quorum: 2 endpoints can't agree in a pool of 1",
+        ),
+        ("[pools.a]\nquorum = 0\nendpoints = [{ url = 'http://x' }]", r"quorum: Expected `int` >= 1"),
         ("[pools.'a b']\nendpoints = [{ url = 'http://x' }]", "a pool's name is letters"),
         (
             "[[pools.a.endpoints]]\nurl = 'http://x'\nkey = 1",
@@ -94,6 +103,14 @@ def test_a_pool_is_what_the_file_says_with_defaults_for_the_rest(tmp_path: Path)
         ("[[pools.a.endpoints]]\nurl = 'http://x'\nheaders = { 'a b' = 'x' }", r"endpoints\[0\]\.headers"),
         (
             "[[pools.a.endpoints]]\nurl = 'http://x'\nheaders = { A = \"x\\r\\ny\" }",
+            r"endpoints\[0\]\.headers",
+        ),
+        (
+            "[[pools.a.endpoints]]\nurl = 'http://x'\nheaders = { A = \"x\\n\" }",
+            r"endpoints\[0\]\.headers",
+        ),
+        (
+            "[[pools.a.endpoints]]\nurl = 'http://x'\nheaders = { \"A\\n\" = 'x' }",
             r"endpoints\[0\]\.headers",
         ),
         ("[[pools.a.endpoints]]\nname = 'x'", r"endpoints\[0\]\.url: give url, or url_env"),
@@ -205,7 +222,7 @@ def test_a_file_that_was_named_must_be_there_and_one_that_others_can_read_is_rem
 
 def test_a_pool_that_is_not_there_is_explained_with_those_that_are() -> None:
     said = missing_pool("man", ["other", "main"]).message
-    assert "no RPC pool 'man': the worker knows main, other; add [pools.man] to its rpc.toml" in said
-    assert "the worker has none at all; write rpc.toml" in missing_pool("main", []).message
+    assert "no RPC pool 'man': configured pools: main, other; add [pools.man] to its rpc.toml" in said
+    assert "the worker has no pools; write rpc.toml" in missing_pool("main", []).message
     assert "names no RPC pool: add rpc_pool" in missing_pool(None, ["main"]).message
     assert "is the name of a pool, not 7" in missing_pool(7, ["main"]).message

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tracelake.evm.rpc.address import parse_address
-from tracelake.evm.rpc.http_connection import HttpConnection
-from tracelake.evm.rpc.problem import Kind, Problem
+from tracelake.evm.rpc.config import parse_address
+from tracelake.evm.rpc.errors import ProblemKind, RpcProblem
+from tracelake.evm.rpc.exchange import HttpConnection
 
 PATIENCE = 30.0
 
@@ -110,7 +110,7 @@ def test_a_body_is_read_however_it_comes_and_the_connection_used_again(pieces: l
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
     whole = [head("Connection: close"), b"hel", b"lo", b""]
     with Listener([b""], whole) as listener, connection_to(listener) as connection:
-        with pytest.raises(Problem, match="the connection was closed"):
+        with pytest.raises(RpcProblem, match="the connection was closed"):
             post(connection)
         assert post(connection) == b"hello"
         assert not connection.is_open
@@ -134,18 +134,18 @@ def test_a_request_says_what_it_must_and_nothing_of_packing_where_nothing_travel
 @pytest.mark.parametrize(
     ("pieces", "kind"),
     [
-        ([b"hello?\r\n\r\n"], Kind.GARBLED),
-        ([head("Content-Length: many")], Kind.GARBLED),
-        ([head("Content-Length: -1")], Kind.TOO_MUCH),
-        ([head("Content-Length: 99999999999")], Kind.TOO_MUCH),
-        ([head("Transfer-Encoding: chunked"), b"zz\r\n"], Kind.GARBLED),
-        ([head("Content-Length: 3", "Content-Encoding: gzip"), b"abc"], Kind.GARBLED),
-        ([head("X: " + "y" * 70_000)[:-4]], Kind.GARBLED),
+        ([b"hello?\r\n\r\n"], ProblemKind.GARBLED),
+        ([head("Content-Length: many")], ProblemKind.GARBLED),
+        ([head("Content-Length: -1")], ProblemKind.TOO_MUCH),
+        ([head("Content-Length: 99999999999")], ProblemKind.TOO_MUCH),
+        ([head("Transfer-Encoding: chunked"), b"zz\r\n"], ProblemKind.GARBLED),
+        ([head("Content-Length: 3", "Content-Encoding: gzip"), b"abc"], ProblemKind.GARBLED),
+        ([head("X: " + "y" * 70_000)[:-4]], ProblemKind.GARBLED),
     ],
 )
-def test_what_is_no_answer_is_said_to_be_none(pieces: list[bytes], kind: Kind) -> None:
+def test_what_is_no_answer_is_said_to_be_none(pieces: list[bytes], kind: ProblemKind) -> None:
     with Listener(pieces) as listener, connection_to(listener) as connection:
-        with pytest.raises(Problem) as failed:
+        with pytest.raises(RpcProblem) as failed:
             post(connection)
         assert failed.value.kind is kind
         assert not connection.is_open
@@ -154,19 +154,19 @@ def test_what_is_no_answer_is_said_to_be_none(pieces: list[bytes], kind: Kind) -
 @pytest.mark.parametrize("pieces", [[], [b"HTTP/1.1 200"], [head("Content-Length: 5"), b"he"]])
 def test_a_wait_ends_with_the_deadline_wherever_the_answer_stops(pieces: list[bytes]) -> None:
     with Listener(pieces) as listener, connection_to(listener) as connection:
-        with pytest.raises(Problem) as failed:
+        with pytest.raises(RpcProblem) as failed:
             post(connection, 0.05)
-        assert failed.value.kind is Kind.TIMEOUT
+        assert failed.value.kind is ProblemKind.TIMEOUT
 
 
 def test_a_wait_ends_when_another_thread_aborts_it() -> None:
     with Listener([]) as listener, connection_to(listener) as connection:
-        failures: list[Problem] = []
+        failures: list[RpcProblem] = []
 
         def wait() -> None:
             try:
                 post(connection)
-            except Problem as problem:
+            except RpcProblem as problem:
                 failures.append(problem)
 
         waiting = threading.Thread(target=wait)
@@ -175,11 +175,11 @@ def test_a_wait_ends_when_another_thread_aborts_it() -> None:
             time.sleep(0.001)
         connection.abort()
         waiting.join(PATIENCE)
-        assert [failure.kind for failure in failures] == [Kind.TRANSPORT]
+        assert [failure.kind for failure in failures] == [ProblemKind.TRANSPORT]
 
 
 def test_nobody_there_is_said_without_the_address() -> None:
     with Listener() as listener:
         url = listener.url
-    with pytest.raises(Problem, match=r"^can't connect: connection refused$"):
+    with pytest.raises(RpcProblem, match=r"^can't connect: connection refused$"):
         HttpConnection(parse_address(url), {}, None).post(b"body", time.monotonic() + PATIENCE)

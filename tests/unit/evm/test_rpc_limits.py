@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelake.evm.rpc.batch_size import FIRST, BatchSize
-from tracelake.evm.rpc.health import Health
-from tracelake.evm.rpc.problem import Kind, Problem
-from tracelake.evm.rpc.token_bucket import TokenBucket
+from tracelake.evm.rpc.endpoint import FIRST_BATCH, BatchSize, EndpointHealth, TokenBucket
+from tracelake.evm.rpc.errors import ProblemKind, RpcProblem
 
 
 @given(
@@ -51,7 +49,7 @@ def test_batches_double_while_all_goes_well_up_to_the_limit() -> None:
     for _ in range(5):
         seen.append(size.size)
         size.went_well(size.size, 0.0)
-    assert seen == [FIRST, 32, 64, 100, 100]
+    assert seen == [FIRST_BATCH, 32, 64, 100, 100]
 
 
 def test_a_batch_that_is_refused_is_halved_and_grows_slowly_below_what_was_refused() -> None:
@@ -73,17 +71,17 @@ def test_a_batch_that_is_refused_is_halved_and_grows_slowly_below_what_was_refus
 def test_a_small_batch_that_goes_well_says_nothing_and_one_call_is_the_least() -> None:
     size = BatchSize(100)
     size.went_well(3, 0.0)
-    assert size.size == FIRST
+    assert size.size == FIRST_BATCH
     for _ in range(10):
         size.refused(size.size, 0.0, limit=True)
     assert size.size == 1
 
 
 def test_suspicion_grows_with_failures_in_a_row_and_ends_with_an_answer() -> None:
-    health = Health()
+    health = EndpointHealth()
     spans = []
     for _ in range(10):
-        health.failed(Problem(Kind.SERVER, "HTTP 500"), 0.0)
+        health.failed(RpcProblem(ProblemKind.SERVER, "HTTP 500"), 0.0)
         spans.append(health.suspicion(0.0))
     assert spans == sorted(spans)
     assert 0 < spans[0] <= 0.5
@@ -94,20 +92,20 @@ def test_suspicion_grows_with_failures_in_a_row_and_ends_with_an_answer() -> Non
 
 
 def test_a_rest_is_as_long_as_the_endpoint_asks_for_within_reason() -> None:
-    health = Health()
-    health.failed(Problem(Kind.RATE_LIMITED, "429", retry_after=7), 0.0)
+    health = EndpointHealth()
+    health.failed(RpcProblem(ProblemKind.RATE_LIMITED, "429", retry_after=7), 0.0)
     assert health.rest(0.0) == 7
     assert health.suspicion(0.0) == 0
-    health.failed(Problem(Kind.RATE_LIMITED, "429", retry_after=100_000), 0.0)
+    health.failed(RpcProblem(ProblemKind.RATE_LIMITED, "429", retry_after=100_000), 0.0)
     assert health.rest(0.0) == 60
-    unsaid = Health()
+    unsaid = EndpointHealth()
     for _ in range(20):
-        unsaid.failed(Problem(Kind.RATE_LIMITED, "429"), 0.0)
+        unsaid.failed(RpcProblem(ProblemKind.RATE_LIMITED, "429"), 0.0)
     assert unsaid.rest(0.0) == 8
 
 
 def test_a_method_that_is_not_there_is_not_asked_for_again_for_a_while() -> None:
-    health = Health()
+    health = EndpointHealth()
     health.has_no("eth_getBlockReceipts", 0.0)
     assert health.lacks("eth_getBlockReceipts", 599.0)
     assert health.missing(599.0) == ["eth_getBlockReceipts"]
@@ -116,7 +114,13 @@ def test_a_method_that_is_not_there_is_not_asked_for_again_for_a_while() -> None
 
 
 def test_what_concerns_one_call_is_no_fault_of_the_endpoint() -> None:
-    health = Health()
-    for kind in (Kind.MISSING, Kind.REFUSED, Kind.NO_METHOD, Kind.TOO_MUCH, Kind.BATCH):
-        health.failed(Problem(kind, "x"), 0.0)
+    health = EndpointHealth()
+    for kind in (
+        ProblemKind.MISSING,
+        ProblemKind.REFUSED,
+        ProblemKind.NO_METHOD,
+        ProblemKind.TOO_MUCH,
+        ProblemKind.BATCH,
+    ):
+        health.failed(RpcProblem(kind, "x"), 0.0)
     assert (health.failures, health.suspicion(0.0), health.rest(0.0)) == (0, 0, 0)

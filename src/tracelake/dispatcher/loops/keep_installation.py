@@ -1,7 +1,7 @@
-"""Agrees with the other replicas, again and again, on worker tokens and keys, and that shared logins still open.
+"""Keeps this replica in agreement with the others: on worker tokens and keys, and on shared logins that still open.
 
-What was rotated at one replica is in every home after two looks, and a login that changed its own password locks
-nobody out for longer than one.
+A rotation at one replica is in every home after two passes, and a shared login whose password was changed from
+outside is restored by the next pass.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from typing import Any
 import asyncpg
 import structlog
 
+from tracelake import queue as queues
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.domain.errors import TracelakeError, Unavailable
-from tracelake.postgres_sessions import KEEPALIVES
-from tracelake.queue import install as queue_install
-from tracelake.secret import Secret
-from tracelake.shared_logins import SharedLogin, SharedLogins
+from tracelake.postgres.roles import SharedLogin, SharedLogins
+from tracelake.postgres.sessions import DATABASE_ERRORS, KeptSessions
+from tracelake.settings import Secret
 from tracelake.store import query_roles
 from tracelake.store.db import Database, DeployLock, Transaction
 from tracelake.store.installation import agree
 from tracelake.tokens.home_copies import Copies, Shared
-
-QUEUE_ROLE = "tracelake_queue"
-_CONNECT_SECONDS = 10.0
-_COMMAND_SECONDS = 16.0
 
 log = structlog.get_logger(__name__)
 
@@ -51,21 +47,15 @@ def state_logins(dsn: Secret, shared: Shared, connection: asyncpg.Connection[Any
     )
 
 
-def queue_logins(dsn: Secret, shared: Shared) -> SharedLogins:
-    password = shared.passwords["queue_password"]
-    return SharedLogins(
-        dsn=dsn,
-        installation_id=shared.installation_id,
-        logins=(SharedLogin(role=QUEUE_ROLE, password=Secret(password), settings=queue_install.SETTINGS),),
-        install=partial(queue_install.install, dsn.reveal(), role=QUEUE_ROLE, password=password),
-    )
+def queue_password(shared: Shared) -> Secret:
+    return Secret(shared.passwords["queue_password"])
 
 
-class InstallationKeeper:
+class InstallationSync:
     def __init__(self, settings: DispatcherSettings, db: Database) -> None:
         self._settings = settings
         self._db = db
-        self._sessions: dict[str, asyncpg.Connection[Any]] = {}
+        self._sessions = KeptSessions("tracelake-logins")
         self._problem: str | None = None
 
     async def look(self) -> None:
@@ -74,31 +64,43 @@ class InstallationKeeper:
             return
         settings = self._settings
         try:
-            state = await self._session(settings.state_dsn)
+            state = await self._sessions.to(settings.state_dsn.reveal())
             await state_logins(settings.state_dsn, shared, state).restore(state)
-            queue = await self._session(settings.queue_dsn)
-            await queue_logins(settings.queue_dsn, shared).restore(queue)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            await self.close()
-            raise Unavailable("LoginsUnknown", f"can't look after the shared logins: {error}") from None
+            await queues.restore_logins(
+                settings.queue_dsn.reveal(),
+                self._sessions,
+                installation_id=shared.installation_id,
+                password=queue_password(shared),
+            )
+        except (Unavailable, *DATABASE_ERRORS) as error:
+            # A session that failed once may hang at every pass, so the next one connects anew.
+            self.close()
+            if isinstance(error, Unavailable):
+                raise
+            raise Unavailable("LoginsUnknown", f"cannot check the shared logins: {error}") from None
 
-    async def close(self) -> None:
-        sessions, self._sessions = list(self._sessions.values()), {}
-        for session in sessions:
-            session.terminate()
+    def close(self) -> None:
+        self._sessions.close()
 
     async def _agree(self) -> Shared | None:
-        """None while the home's files can't be used; what was good last stays in force, and they are named once."""
+        """None while the home's files can't be used: the last good ones stay in force, and the problem is logged
+        once."""
         home = self._settings.home
         try:
             copies = home.read()
             shared = await self._db.run(partial(self._agree_on, copies), lock=DeployLock.NONE)
             home.keep(shared, copies, restore=False)
+        # The database is away, not the home: the caller logs that, and it isn't the home's problem.
         except Unavailable:
             raise
         except (OSError, TracelakeError) as error:
+            # This runs every few seconds, and a full disk stays full for hours.
             if str(error) != self._problem:
-                log.error("the home's copies can't be kept", home=str(home.folder), problem=str(error))
+                log.error(
+                    "cannot update the home's copies of the secrets",
+                    home=str(home.folder),
+                    problem=str(error),
+                )
             self._problem = str(error)
             return None
         self._problem = None
@@ -106,16 +108,3 @@ class InstallationKeeper:
 
     async def _agree_on(self, copies: Copies, tx: Transaction) -> Shared:
         return await agree(tx, self._settings.home, copies)
-
-    async def _session(self, dsn: Secret) -> asyncpg.Connection[Any]:
-        """Kept from one look to the next."""
-        session = self._sessions.get(dsn.reveal())
-        if session is None or session.is_closed():
-            session = await asyncpg.connect(
-                dsn.reveal(),
-                timeout=_CONNECT_SECONDS,
-                command_timeout=_COMMAND_SECONDS,
-                server_settings={**KEEPALIVES, "application_name": "tracelake-logins"},
-            )
-            self._sessions[dsn.reveal()] = session
-        return session

@@ -1,17 +1,16 @@
-"""The ``dispatcher`` runtime: platform operators, run in this process as ordinary leased tasks.
+"""The ``dispatcher`` runtime: runs platform operators in this process, as ordinary leased tasks.
 
-They are claimed, fenced and completed like any other; only the worker is here. An answer that an outage of
-the database swallowed is asked for again, as any worker would: a lost one must not cost a lease period. What dies
-with the process is found again by the re-wake sweep or the reaper. They obey ``timeout_seconds`` as everybody does.
+They are claimed, fenced and completed like any other task; only the worker is here. A call whose answer was lost in
+an outage of the database is repeated, as any worker would: a lost answer must not cost a lease period. Tasks that
+die with the process are found again by the re-wake sweep or the reaper. ``timeout_seconds`` holds for them too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -26,12 +25,13 @@ from tracelake.contracts.dispatcher_api import (
     HeartbeatRequest,
     TaskPayload,
 )
-from tracelake.dispatcher.api.dispatch import Dispatch
-from tracelake.dispatcher.loops.until_answered import until_answered
+from tracelake.dispatcher.dispatch import Dispatch, OwnCompletions, until_database_answers
 from tracelake.dispatcher.steps.accept_events import accept_events
-from tracelake.dispatcher.steps.heartbeat import heartbeat
+from tracelake.dispatcher.steps.running_attempt import heartbeat
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
-from tracelake.operators import noop, range_aggregator, range_splitter
+from tracelake.domain.operators.in_process import NOOP_SPEC, RANGE_AGGREGATOR, RANGE_SPLITTER
+from tracelake.domain.task import Fence
+from tracelake.operators import in_process
 from tracelake.store import datasets
 from tracelake.store.db import DeployLock
 
@@ -39,8 +39,6 @@ log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8
 TIMED_OUT = "timed out: it ran longer than its timeout_seconds, {} s"
-
-T = TypeVar("T")
 
 
 class InProcessRuntime:
@@ -50,14 +48,19 @@ class InProcessRuntime:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._running: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._completions = OwnCompletions(dispatch, self._is_draining)
+
+    def _is_draining(self) -> bool:
+        return self._draining
 
     def submit(self, task_id: UUID) -> None:
         task = asyncio.create_task(self._run(task_id))
+        # The event loop keeps weak references to tasks only: without this one it could be collected half-way.
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing more and wait that long for what runs: its work is short. The rest is given up."""
+        """Start nothing more and wait that long for running tasks, whose work is short. The rest is given up."""
         self._draining = True
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=seconds)
@@ -66,72 +69,77 @@ class InProcessRuntime:
 
     async def _run(self, task_id: UUID) -> None:
         async with self._slots:
+            # Tasks that waited for a slot are unclaimed, so the sweep of another replica wakes them again.
             if self._draining:
                 return
             try:
+                # The key lets a repeat of the claim find the lease whose answer was lost.
                 request = ClaimRequest(task_id, self._worker_id, secrets.token_hex(8))
-                claimed = await self._until_answered(lambda: self._dispatch.claim(request))
+                claimed = await until_database_answers(
+                    lambda: self._dispatch.claim(request), stopping=self._is_draining
+                )
                 if claimed.status == "Claimed":
                     await self._execute(claimed)
+            # Nothing to end here: the lease runs out, or the task has moved on without this attempt.
             except (Unavailable, Conflict) as error:
                 log.warning("in-process task given up", task_id=str(task_id), reason=error.reason)
             except Exception:
                 log.exception("in-process task crashed", task_id=str(task_id))
-
-    async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await until_answered(call, stopping=lambda: self._draining)
 
     async def _execute(self, claimed: ClaimResponse) -> None:
         task, attempt, lease = claimed.task, claimed.attempt, claimed.lease_token
         assert task is not None
         assert attempt is not None
         assert lease is not None
+        fence = Fence(task.task_id, attempt, lease)
         bound = log.bind(
             task_id=str(task.task_id), attempt=attempt, job=f"{task.job.dag_name}/{task.job.name}"
         )
         try:
             async with asyncio.timeout(task.timeout_seconds):
-                final = await self._emit_all_but_the_last(task, attempt, lease)
+                final = await self._emit_all_but_the_last(task, fence)
         except (Invalid, TimeoutError) as error:
             message = error.message if isinstance(error, Invalid) else TIMED_OUT.format(task.timeout_seconds)
             bound.warning("in-process task failed", error=message)
-            failed = CompleteRequest(
-                task.task_id,
-                "Failed",
-                attempt,
-                lease,
-                error_message=message,
-                retryable=isinstance(error, TimeoutError),
+            # The same input is invalid again; a timeout may have been a slow database's.
+            retryable = isinstance(error, TimeoutError)
+            await self._completions.report(
+                CompleteRequest.of(fence, "Failed", message, retryable=retryable), bound
             )
-            await self._until_answered(lambda: self._dispatch.complete(failed))
             return
-        done = CompleteRequest(task.task_id, "Completed", attempt, lease, events=final)
-        await self._until_answered(lambda: self._dispatch.complete(done))
-        bound.info("in-process task completed")
+        report = await self._completions.report(
+            CompleteRequest.of(fence, "Completed", events=final),
+            bound,
+            as_failure=lambda why: CompleteRequest.of(fence, "Failed", why, retryable=False),
+        )
+        if report.is_accepted and report.completion.status == "Completed":
+            bound.info("in-process task completed")
 
-    async def _emit_all_but_the_last(self, task: TaskPayload, attempt: int, lease: UUID) -> list[EventIn]:
-        """The last events come with the completion."""
+    async def _emit_all_but_the_last(self, task: TaskPayload, fence: Fence) -> list[EventIn]:
+        """Send all events but the last ones, which are returned: they go with the completion."""
         events = await self._events(task)
         final = list(islice(events, MAX_EVENTS))
+        # A full portion may be the last one. Then an empty list goes with the completion, which is harmless.
         while len(final) == MAX_EVENTS:
-            beat = HeartbeatRequest(task.task_id, attempt, lease)
+            beat = HeartbeatRequest(fence.task_id, fence.attempt, fence.lease_token)
+            # A range of many portions may take longer than a lease, and nothing else here extends it.
             await heartbeat(self._dispatch.ctx, beat)
-            request = EventsRequest(task.task_id, attempt, final, lease)
+            request = EventsRequest(fence.task_id, fence.attempt, final, fence.lease_token)
             await accept_events(self._dispatch.ctx, request)
             final = list(islice(events, MAX_EVENTS))
         return final
 
     async def _events(self, task: TaskPayload) -> Iterator[EventIn]:
         match task.operator:
-            case "noop":
-                return noop.run(task)
-            case "range_splitter":
-                return range_splitter.run(task, self._dispatch.ctx.emissions.max_events)
-            case "range_aggregator":
+            case NOOP_SPEC.name:
+                return in_process.announce_scope(task)
+            case RANGE_SPLITTER.name:
+                return in_process.split_range(task, self._dispatch.ctx.emissions.max_events)
+            case RANGE_AGGREGATOR.name:
                 version = task.outputs[0].dataset_version
                 announced = await self._dispatch.ctx.db.run(
                     lambda tx: datasets.last_announced(tx, version), lock=DeployLock.NONE
                 )
-                return range_aggregator.run(task, announced, self._dispatch.ctx.emissions.max_events)
+                return in_process.aggregate_ranges(task, announced, self._dispatch.ctx.emissions.max_events)
             case other:
                 raise Invalid("UnknownOperator", f"the dispatcher runtime has no operator {other!r}")

@@ -1,4 +1,4 @@
-"""Step 1, events in: an attempt says what it has produced, and it is kept and routed before the answer."""
+"""Step 1, events in: records and routes the events that an attempt sends, before it gets its answer."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from tracelake.contracts.dispatcher_api import (
     TriggerResponse,
 )
 from tracelake.dispatcher.steps import commit_outputs
-from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.context import StepContext, check_events
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
-from tracelake.dispatcher.steps.emission_caps import check_events
 from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict, NotFound
-from tracelake.domain.task import TaskKind, check_may_speak
+from tracelake.domain.task import TaskKind, check_may_report
 from tracelake.store import jobs, tasks
 from tracelake.store.db import Transaction
 from tracelake.store.tasks import TaskRow
 
 
 async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsResponse:
-    speaker: TaskRow | None = None
+    sender: TaskRow | None = None
 
     async def work(tx: Transaction) -> CountedEvents:
-        nonlocal speaker
-        speaker = task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
+        nonlocal sender
+        sender = task = (await tasks.lock(tx, [request.task_id])).get(request.task_id)
         if task is None:
             raise NotFound("UnknownTask", f"there is no task {request.task_id}")
-        check_may_speak(task.state, request.attempt, request.lease_token)
+        check_may_report(task.state, request.attempt, request.lease_token)
         await check_events(ctx.emissions, tx, task, len(request.events))
-        card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
+        definition = (await ctx.definitions.get(tx, [task.job_id]))[task.job_id]
         producer = Producer(
-            card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+            definition.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
         )
-        produced = await resolve_events(tx, producer, card, request.events)
+        produced = await resolve_events(tx, producer, definition, request.events)
         gates = await open_gates(
             tx,
             produced,
             own_jobs=[task.job_id] if task.state.kind is TaskKind.CURSOR else [],
             inputs=commit_outputs.used_versions(task),
         )
-        # What was made of inputs that are no longer true must not set anything in motion.
+        # Events that were derived from invalidated inputs must not create tasks.
         if await commit_outputs.with_changed_inputs(tx, [task], gates.versions):
             raise Conflict(
                 "InputChanged", f"an input of task {task.task_id} was invalidated or filled in meanwhile"
@@ -53,8 +52,9 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
 
     with ctx.metrics.timed("events"):
         counted = await ctx.db.run(work, hot=True)
-    assert speaker is not None
-    ctx.emissions.add_events(speaker, len(request.events))
+    assert sender is not None
+    # After the commit: a transaction that was run again counts once.
+    ctx.emissions.add_events(sender, len(request.events))
     _count(ctx, counted)
     return EventsResponse(
         [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],
@@ -63,21 +63,21 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
 
 
 async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerRequest) -> TriggerResponse:
-    """A manual source speaks: an event on its output 0, as if a task of it had said so."""
+    """Record an event on output 0 of a manual source, as if one of its tasks had sent it."""
 
     async def work(tx: Transaction) -> CountedEvents:
         active = await jobs.active(tx, dag, job)
         if active.source_kind is not SourceKind.MANUAL:
             raise Conflict("NotManual", f"{dag}/{job} is not a manual source")
-        card = (await ctx.cards.get(tx, [active.job_id]))[active.job_id]
+        definition = (await ctx.definitions.get(tx, [active.job_id]))[active.job_id]
         event = EventIn(
-            dataset_uuid=card.outputs[0].dataset_uuid,
+            dataset_uuid=definition.outputs[0].dataset_uuid,
             cursor=request.cursor,
             start=request.start,
             end=request.end,
         )
-        producer = Producer(card.org_id, active.job_id, active=True)
-        produced = await resolve_events(tx, producer, card, [event])
+        producer = Producer(definition.org_id, active.job_id, active=True)
+        produced = await resolve_events(tx, producer, definition, [event])
         gates = await open_gates(tx, produced)
         return await count_events(ctx, tx, produced, gates)
 

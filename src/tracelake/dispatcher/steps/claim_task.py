@@ -1,8 +1,8 @@
 """Step 4, claim: Queued becomes Running, with a lease, an epoch and the payload.
 
-Promises: one holder per attempt, however many ask; a repeat with the same ``claim_key`` gets the same
-lease; a cap is never exceeded, because claims of capped jobs meet on the job's row before they count.
-Several claims share one transaction; each is decided on its own.
+Promises: one holder per attempt, however many workers claim it; a repeat with the same ``claim_key`` gets the same
+lease; a cap is never exceeded, because claims of capped jobs lock the job's row before they count. Several claims
+share one transaction; each is decided on its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tracelake.contracts.dispatcher_api import (
     TaskPayload,
 )
 from tracelake.dispatcher.steps import render_payload
+from tracelake.dispatcher.steps.buffered_datasets import sink_config
+from tracelake.dispatcher.steps.complete_task import wake_next
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.dispatcher.steps.end_attempts import wake_next
-from tracelake.dispatcher.steps.sink_task import sink_config
-from tracelake.dispatcher.steps.task_token import issue_token
+from tracelake.dispatcher.steps.render_payload import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskKind, TaskStatus, decide_claim
-from tracelake.store import invalidations, jobs, operator_state, tasks
+from tracelake.store import invalidations, jobs, tasks
 from tracelake.store.db import Row, Transaction
-from tracelake.store.invalidations import Written
+from tracelake.store.invalidations import SourcePosition
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
 
 _REFUSALS: dict[ClaimVerdict, NotClaimedReason] = {
@@ -44,7 +44,7 @@ _GRANTS = (ClaimVerdict.CLAIM, ClaimVerdict.SAME_LEASE)
 
 @dataclass(frozen=True, slots=True)
 class _Granted:
-    """A lease, new or handed out again, before its token is signed."""
+    """A lease, new or repeated, before its token is signed."""
 
     org_id: UUID
     payload: TaskPayload
@@ -58,6 +58,7 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
         return await _claim(ctx, tx, claims)
 
     with ctx.metrics.timed("claim"):
+        # Tokens are signed after the commit: no row lock is held meanwhile.
         decided = await ctx.db.run(work, hot=True)
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
@@ -81,6 +82,8 @@ async def _answer(ctx: StepContext, claim: ClaimRequest, result: _Granted | Clai
 async def _claim(
     ctx: StepContext, tx: Transaction, claims: Sequence[ClaimRequest]
 ) -> list[_Granted | ClaimVerdict]:
+    # Tasks before jobs, as everywhere. The gates are read under the
+    # jobs' locks, or two claims would each see the last free slot.
     rows = await tasks.lock(tx, {claim.task_id for claim in claims})
     gates = await _gates(tx, list(rows.values()))
     queued = [row for row in rows.values() if row.state.status is TaskStatus.QUEUED]
@@ -89,28 +92,30 @@ async def _claim(
     verdicts = _decide(claims, rows, gates)
     superseded = [c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.SUPERSEDED]
     await tasks.cancel(tx, superseded, "a later task covers the same scope")
-    await _hand_on(tx, claims, rows, gates, verdicts)
+    await _pass_slots_on(tx, claims, rows, gates, verdicts)
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
-    cards = await ctx.cards.get(tx, (rows[claim.task_id].job_id for claim in granted))
+    definitions = await ctx.definitions.get(tx, (rows[claim.task_id].job_id for claim in granted))
     started = await _start(ctx, tx, claims, rows, verdicts, reads)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
             task, inputs, lease_token, attempt = started[claim.task_id]
-            card = cards[task.job_id]
+            definition = definitions[task.job_id]
             payload = render_payload.render(
                 ctx,
                 task,
-                card,
+                definition,
                 inputs,
                 attempt.outputs,
                 attempt=attempt.attempt,
                 epoch=attempt.epoch,
                 state=attempt.state,
                 written=await _written(tx, task),
-                config=await sink_config(ctx, tx, card),
+                config=await sink_config(ctx, tx, definition),
             )
-            results.append(_Granted(card.org_id, payload, lease_token, attempt.lease_expires_at, task.now))
+            results.append(
+                _Granted(definition.org_id, payload, lease_token, attempt.lease_expires_at, task.now)
+            )
         else:
             results.append(verdict)
     return results
@@ -124,15 +129,15 @@ async def _gates(tx: Transaction, rows: Sequence[TaskRow]) -> dict[UUID, ClaimGa
     return await tasks.claim_gates(tx, gated)
 
 
-async def _hand_on(
+async def _pass_slots_on(
     tx: Transaction,
     claims: Sequence[ClaimRequest],
     rows: dict[UUID, TaskRow],
     gates: dict[UUID, ClaimGate],
     verdicts: Sequence[ClaimVerdict],
 ) -> None:
-    """A refused claim has spent its wake-up. What found its job full waits for the next slot; what can't run
-    for another reason leaves the slot, if that is what it was woken for, to the next in line."""
+    """A refused claim has used up its wake-up. A task whose job is full is parked until the next free slot; one
+    that can't run for another reason leaves the slot that it may have been woken for to the next in line."""
     refused = {claim.task_id: verdict for claim, verdict in zip(claims, verdicts, strict=True)}
     gated = [row for row in rows.values() if row.gated and row.state.status is TaskStatus.QUEUED]
     parked = [
@@ -150,7 +155,7 @@ async def _hand_on(
 
 
 def _with_inputs(gates: dict[UUID, ClaimGate], reads: dict[UUID, list[Row]]) -> dict[UUID, ClaimGate]:
-    """The gates, with what the tasks' inputs say: an invalidation may have taken a scope back meanwhile."""
+    """The gates with the state of the tasks' inputs: a scope may have been invalidated meanwhile."""
     return gates | {
         task_id: replace(
             gates.get(task_id, ClaimGate()),
@@ -164,12 +169,13 @@ def _with_inputs(gates: dict[UUID, ClaimGate], reads: dict[UUID, list[Row]]) -> 
 def _decide(
     claims: Sequence[ClaimRequest], rows: dict[UUID, TaskRow], gates: dict[UUID, ClaimGate]
 ) -> list[ClaimVerdict]:
-    """One verdict per claim. What an earlier claim of the call took counts for the later ones."""
+    """One verdict per claim. Slots taken by earlier claims of the call count for the later ones."""
     taken: dict[UUID, int] = {}
     claimed: dict[UUID, ClaimRequest] = {}
     verdicts = []
     for claim in claims:
         row = rows.get(claim.task_id)
+        # The row was read before this call's first claim of it, so it still looks queued.
         if claim.task_id in claimed:
             first = claimed[claim.task_id]
             same = claim.claim_key is not None and claim == first
@@ -190,9 +196,9 @@ def _decide(
     return verdicts
 
 
-async def _written(tx: Transaction, task: TaskRow) -> dict[UUID, Written]:
-    """Where a source stands with its outputs. Read after their revisions: who invalidates one in between makes the
-    source do its work again, and never lets it pass over what was taken back."""
+async def _written(tx: Transaction, task: TaskRow) -> dict[UUID, SourcePosition]:
+    """The position of a source in its outputs. Read after their revisions: an invalidation in between makes the
+    source repeat work, and never lets it skip an invalidated range."""
     if task.state.kind is not TaskKind.SOURCE:
         return {}
     return await invalidations.written_by_source(tx, task.job_id, task.task_id)
@@ -209,12 +215,13 @@ async def _start(
     verdicts: Sequence[ClaimVerdict],
     reads: dict[UUID, list[Row]],
 ) -> dict[UUID, _Started]:
-    """Begin the new attempts; leases that are handed out again come back as they were."""
+    """Start the new attempts; repeated leases are returned unchanged."""
     started: dict[UUID, _Started] = {}
     new: dict[UUID, ClaimRequest] = {}
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict is ClaimVerdict.CLAIM:
             new[claim.task_id] = claim
+        # A repeat within the call gets the lease that the call itself is about to start.
         elif verdict is ClaimVerdict.SAME_LEASE and claim.task_id not in new:
             started[claim.task_id] = await _held(tx, rows[claim.task_id])
     if not new:
@@ -246,6 +253,7 @@ async def _held(tx: Transaction, task: TaskRow) -> _Started:
     assert task.epoch is not None
     inputs = render_payload.from_json(task.inputs or [])
     outputs = await jobs.output_state(tx, [task.job_id])
-    saved = await operator_state.saved(tx, task.task_id) if task.state.attempt > 1 else None
+    # A first attempt has no predecessor that could have saved anything.
+    saved = await tasks.saved_state(tx, task.task_id) if task.state.attempt > 1 else None
     attempt = StartedAttempt(task.state.attempt, task.lease_expires_at, task.epoch, outputs, saved)
     return task, inputs, task.state.lease_token, attempt

@@ -1,8 +1,8 @@
-"""Step 7, commit: what a completion materialized, checked and turned into events that count.
+"""Step 7, commit: checks the outputs of a completion and turns them into events that count.
 
-Files are verified before the transaction, against the attempt's own staging place. Inside it the outputs
-must be the job's own, lie in the task's scope, and cover what they replace; and nothing that the task read or
-writes may have been invalidated since its claim.
+Files are verified before the transaction, against the attempt's own staging place. Inside it the outputs must be
+the job's own, lie in the task's scope, and cover what they replace; and nothing that the task read or writes may
+have been invalidated since its claim.
 """
 
 from __future__ import annotations
@@ -28,46 +28,48 @@ from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, Storage
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.domain.events import CursorScope, PartitionScope
-from tracelake.domain.operator_catalog import NOOP
+from tracelake.domain.operators.catalog import NOOP
 from tracelake.domain.task import TaskKind, check_may_act
 from tracelake.objects.verify import verify_output
 from tracelake.store import datasets, invalidations, tasks
 from tracelake.store.datasets import StoredPartition, UpdateRead, Version
 from tracelake.store.db import DeployLock, Transaction
 from tracelake.store.invalidations import UsedScope
-from tracelake.store.jobs import JobCard
+from tracelake.store.jobs import JobDefinition
 from tracelake.store.tasks import TaskRow
 
 Files = dict[int, list[dict[str, Any]]]
-"""For each output of a completion, by its place in the list, the files that were found for it."""
+"""The files that were found for each output of a completion, by its place in the list."""
 
 
 async def verify_files(ctx: StepContext, request: CompleteRequest) -> Files:
-    """Are the files there that the completion speaks of? Says nothing about the fence: that comes later.
+    """Verify the files that a completion reports; its fence is checked later, in the transaction.
 
-    What was found is what gets committed, so that a file added later is never part of the partition. A caller
-    whose attempt is over is not told about its files: the transaction says what it must hear.
+    Exactly the files found now are committed, so that a file added later is never part of the partition. For an
+    attempt that is over no files are verified: the transaction refuses it for the right reason.
     """
     if request.status != "Completed" or request.attempt is None or not any(map(_has_files, request.outputs)):
         return {}
 
-    async def work(tx: Transaction) -> tuple[TaskRow, JobCard] | None:
+    async def work(tx: Transaction) -> tuple[TaskRow, JobDefinition] | None:
         task = await tasks.read(tx, request.task_id)
         if task is None or task.state.attempt != request.attempt:
             return None
-        return task, (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
+        return task, (await ctx.definitions.get(tx, [task.job_id]))[task.job_id]
 
+    # No lock is held while files are opened: a slow disk must not hold up other completions.
     known = await ctx.db.run(work, lock=DeployLock.NONE)
     if known is None:
         return {}
-    task, card = known
+    task, definition = known
     try:
         check_may_act(task.state, request.attempt, request.lease_token)
+    # The transaction refuses it again, and finds out there whether it repeats an accepted completion.
     except Conflict:
         return {}
     files: Files = {}
     for index, output in enumerate(request.outputs):
-        target, scope = resolve_output(card, output)
+        target, scope = resolve_output(definition, output)
         if target.storage is not Storage.PARQUET or task.epoch is None or not _has_files(output):
             continue
         staging = ctx.objects.staging_prefix(
@@ -91,20 +93,21 @@ def _has_files(output: OutputIn) -> bool:
 
 
 async def produced_by_completion(
-    tx: Transaction, task: TaskRow, card: JobCard, request: CompleteRequest, files: Files
+    tx: Transaction, task: TaskRow, definition: JobDefinition, request: CompleteRequest, files: Files
 ) -> list[ProducedEvent]:
-    """The events that this completion makes count: its own, and one for each output that it didn't name."""
+    """The events that this completion commits: those that it names, and one for each other output."""
     producer = Producer(
-        card.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+        definition.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
     )
     outputs = [
-        _output_event(task, card, producer, output, files.get(index))
+        _output_event(task, definition, producer, output, files.get(index))
         for index, output in enumerate(request.outputs)
     ]
-    _check_complete(task, card, request.outputs)
-    sent = await resolve_events(tx, producer, card, request.events)
-    outputs += _implied(task, card, producer, [*outputs, *sent])
+    _check_complete(task, definition, request.outputs)
+    sent = await resolve_events(tx, producer, definition, request.events)
+    outputs += _implied(task, definition, producer, [*outputs, *sent])
     committed = {(event.dataset_version, event.scope.bounds, event.scope.kind): event for event in outputs}
+    # Of two entries only the last would be kept, and the other's files would be lost silently.
     if len(committed) != len(outputs):
         raise Invalid(
             "OutputTwice", "an output is listed twice for one scope: report all its files in one entry"
@@ -116,28 +119,32 @@ async def produced_by_completion(
 
 
 def _implied(
-    task: TaskRow, card: JobCard, producer: Producer, said: Sequence[ProducedEvent]
+    task: TaskRow, definition: JobDefinition, producer: Producer, named_events: Sequence[ProducedEvent]
 ) -> list[ProducedEvent]:
-    """A no-op has nothing to report but that its scope is done, and needn't say so output by output."""
-    if card.operator != NOOP:
+    """A no-op's completion stands for its whole scope: outputs that it doesn't name are announced for it."""
+    if definition.operator != NOOP:
         return []
     scope: CursorScope | PartitionScope | None = None
     if task.scope is not None:
         scope = PartitionScope(task.scope)
     elif (upto := max((move[2] for move in consumed(task)), default=-1)) >= 0:
         scope = CursorScope(upto)
-    named = {event.dataset_version for event in said}
+    named = {event.dataset_version for event in named_events}
     return [
         ProducedEvent(producer, output.dataset_version, output.storage, scope)
-        for output in card.outputs
+        for output in definition.outputs
         if scope is not None and output.storage is Storage.NONE and output.dataset_version not in named
     ]
 
 
 def _output_event(
-    task: TaskRow, card: JobCard, producer: Producer, output: OutputIn, files: list[dict[str, Any]] | None
+    task: TaskRow,
+    definition: JobDefinition,
+    producer: Producer,
+    output: OutputIn,
+    files: list[dict[str, Any]] | None,
 ) -> ProducedEvent:
-    target, scope = resolve_output(card, output)
+    target, scope = resolve_output(definition, output)
     if target.storage is Storage.PARQUET and files is None and output.row_count != 0:
         raise Invalid("OutputMissing", f"output {output.output_index} names no files and isn't empty")
     stored = target.storage is not Storage.NONE and isinstance(scope, PartitionScope)
@@ -163,19 +170,21 @@ def _manifest(output: OutputIn, files: list[dict[str, Any]] | None) -> dict[str,
     if output.manifest is not None:
         manifest: dict[str, Any] = msgspec.to_builtins(output.manifest)
         if files is not None:
-            # By the names that were verified: a reader takes no other spelling.
+            # The verified spelling of each location: readers accept no other.
             named = zip(manifest["files"], files, strict=True)
             manifest["files"] = [{**file, "location": found["location"]} for file, found in named]
         return manifest
     return {"files": files} if files is not None else None
 
 
-def _check_complete(task: TaskRow, card: JobCard, outputs: Sequence[OutputIn]) -> None:
-    """A scope that is done has all its stored outputs; an empty one says so with a row count of 0."""
-    if card.execution_strategy is not ExecutionStrategy.PER_PARTITION or task.scope is None:
+def _check_complete(task: TaskRow, definition: JobDefinition, outputs: Sequence[OutputIn]) -> None:
+    """A completed scope lists all its stored outputs; an empty one is listed with a row count of 0."""
+    if definition.execution_strategy is not ExecutionStrategy.PER_PARTITION or task.scope is None:
         return
     given = {output.output_index for output in outputs}
-    missing = [o.name for o in card.outputs if o.storage is not Storage.NONE and o.output_index not in given]
+    missing = [
+        o.name for o in definition.outputs if o.storage is not Storage.NONE and o.output_index not in given
+    ]
     if missing:
         raise Invalid("OutputMissing", f"the completion doesn't list its outputs {', '.join(missing)}")
 
@@ -208,8 +217,9 @@ async def uncovered(
 
 
 def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:
-    """Tasks that would commit one block twice. Two tasks of one call that touch are decided one by one."""
+    """Tasks that would commit one block twice. Two tasks of one call that overlap are completed one by one."""
     colliding = set()
+    # In this order, if any two of a version overlap, some two neighbours do.
     ordered = sorted(stored, key=lambda partition: (partition.version.version_no, partition.range))
     for one, other in pairwise(ordered):
         if one.version.version_no == other.version.version_no and one.range.overlaps(other.range):
@@ -222,12 +232,13 @@ def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:
 async def with_changed_inputs(
     tx: Transaction, completed: Sequence[TaskRow], versions: dict[UUID, Version]
 ) -> set[UUID]:
-    """Tasks whose inputs (or own outputs) were taken back since their claim, or whose position was; and updates
-    that may have missed what was committed in the midst of what they read."""
+    """Tasks whose inputs or own outputs were invalidated since their claim, or whose cursor was rewound; and
+    updates that may have missed a partition committed within the range that they read."""
     used = [
         scope
         for task in completed
         for scope in _used(task)
+        # Most versions haven't moved at all, which is known without a query.
         if versions[scope.dataset_version].revision > scope.revision
     ]
     changed = await invalidations.changed_meanwhile(tx, used)
@@ -240,6 +251,8 @@ async def with_changed_inputs(
                     continue
                 position = positions[task.job_id, read.input_index]
                 undone = read.invalidation.revision if read.invalidation else None
+                # The cursor was moved since the claim, by a rewind
+                # or another task: to advance it could skip blocks.
                 if (position.cursor, position.inv_revision) != (read.after, undone):
                     changed.add(task.task_id)
         changed |= await datasets.filled_in_since(
@@ -249,7 +262,7 @@ async def with_changed_inputs(
 
 
 def _partitioned(task: TaskRow) -> list[UpdateRead]:
-    """The ranges that an update read from partitions. Attempts of before there was ``as_of`` have none."""
+    """The ranges that an update read from partitions. Attempts claimed by older versions have no ``as_of``."""
     return [
         UpdateRead(task.task_id, read.dataset_version, read.after, read.upto, read.as_of)
         for read in render_payload.from_json(task.inputs or [])
@@ -274,7 +287,7 @@ def used_versions(task: TaskRow) -> set[UUID]:
 
 
 def _used(task: TaskRow) -> list[UsedScope]:
-    """What the attempt worked on. A PerUpdate task depends on everything up to where it read."""
+    """The scopes that the attempt worked on. A PerUpdate task depends on everything up to where it read."""
     used = []
     reads = render_payload.from_json(task.inputs or [])
     upto = max((read.upto for read in reads if isinstance(read.upto, int)), default=MAX_BLOCK)

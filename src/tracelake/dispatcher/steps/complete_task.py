@@ -1,35 +1,39 @@
 """Step 6, complete: the fence is checked, then outputs, events, routing and the task's end commit together.
 
 Promises: a stale attempt changes nothing at all; the same completion again gets the same answer and changes
-nothing; a reply that comes after the reaper gave the attempt up still counts until a newer one is claimed.
-Several completions share one transaction; each is refused or accepted on its own. When one of them upsets
-the transaction, each is tried alone.
+nothing; a completion that comes after the reaper gave the attempt up still counts until a newer attempt is claimed.
+Several completions share one transaction; each is refused or accepted on its own. When one of them makes the
+transaction fail, each is tried alone.
+
+``end_attempts`` writes the end of attempts for all callers, also the reaper: history, the wake-up of a retry, and
+the wake-up for the freed slot.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tracelake.contracts.dispatcher_api import CompleteRequest, CompleteResponse
-from tracelake.dispatcher.steps import commit_outputs
-from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps import commit_outputs, link_partitions
+from tracelake.dispatcher.steps.context import StepContext, check_events
 from tracelake.dispatcher.steps.count_events import count_events, open_gates
-from tracelake.dispatcher.steps.emission_caps import check_events
-from tracelake.dispatcher.steps.end_attempts import AttemptOver, Ended, end_attempts
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
-from tracelake.dispatcher.steps.retract_buffers import retract_buffers
+from tracelake.dispatcher.steps.publish_buffer import retract_buffers
 from tracelake.domain.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound, TracelakeError
-from tracelake.domain.task import Outcome, TaskKind, TaskStatus, check_may_act
-from tracelake.store import datasets, tasks
-from tracelake.store.db import Transaction
-from tracelake.store.tasks import EndedAttempt, TaskRow
+from tracelake.domain.task import Ending, Outcome, TaskKind, TaskStatus, check_may_act, decide_ending
+from tracelake.store import datasets, outbox, tasks
+from tracelake.store.db import LockMissing, Transaction
+from tracelake.store.tasks import AttemptEnd, EndedAttempt, NewTask, TaskRow
 
-Answer = CompleteResponse | TracelakeError
+CompletionAnswer = CompleteResponse | TracelakeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ class _Accepted:
     outcome: Outcome
 
 
-async def complete_tasks(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[Answer]:
-    """One answer per request, in order: what was accepted, or why it wasn't."""
+async def complete_tasks(ctx: StepContext, requests: Sequence[CompleteRequest]) -> list[CompletionAnswer]:
+    """One answer per request, in order: the response, or the error that refuses it."""
     refused: dict[int, TracelakeError] = {}
     verified: list[_Verified] = []
     for index, request in enumerate(requests):
@@ -64,8 +68,8 @@ async def complete_tasks(ctx: StepContext, requests: Sequence[CompleteRequest]) 
     return [refused.get(index) or next(accepted) for index in range(len(requests))]
 
 
-async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[Answer]:
-    async def work(tx: Transaction) -> list[Answer]:
+async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[CompletionAnswer]:
+    async def work(tx: Transaction) -> list[CompletionAnswer]:
         return await _complete(ctx, tx, verified)
 
     if not verified:
@@ -76,13 +80,14 @@ async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[Answer]:
         for answer in answers:
             _count(ctx, answer)
         return answers
+    # The transaction is rolled back, so each one can be tried again alone without a trace of the first try.
     except (Invalid, Conflict) as error:
         if len(verified) == 1:
             return [error]
     return [answer for entry in verified for answer in await _run(ctx, [entry])]
 
 
-def _count(ctx: StepContext, answer: Answer) -> None:
+def _count(ctx: StepContext, answer: CompletionAnswer) -> None:
     if isinstance(answer, TracelakeError):
         ctx.metrics.completions.labels(answer.reason).inc()
         return
@@ -91,10 +96,12 @@ def _count(ctx: StepContext, answer: Answer) -> None:
         ctx.metrics.retries.inc()
 
 
-async def _complete(ctx: StepContext, tx: Transaction, verified: Sequence[_Verified]) -> list[Answer]:
+async def _complete(
+    ctx: StepContext, tx: Transaction, verified: Sequence[_Verified]
+) -> list[CompletionAnswer]:
     requests = [entry.request for entry in verified]
     rows = await tasks.lock(tx, {request.task_id for request in requests})
-    answers: dict[int, Answer] = {}
+    answers: dict[int, CompletionAnswer] = {}
     accepted: dict[int, _Accepted] = {}
     first: dict[UUID, int] = {}
     same: dict[int, int] = {}
@@ -104,12 +111,15 @@ async def _complete(ctx: StepContext, tx: Transaction, verified: Sequence[_Verif
             if task_id in first and requests[first[task_id]] == entry.request:
                 same[index] = first[task_id]
             elif task_id in first:
-                raise Conflict("StaleLease", "the call ends this attempt in two ways")
+                raise Conflict("StaleLease", "the batch has two different completions of this attempt")
             else:
+                # Only an accepted one is first: a refused one must
+                # not make a good one after it look like a conflict.
                 accepted[index] = await _accept(ctx, tx, rows.get(task_id), entry)
                 first[task_id] = index
         except TracelakeError as error:
             answers[index] = error
+    # Refused first, then looked up: a repeat is rare, and the history costs a query.
     answers |= await _repeats(tx, requests, answers, rows)
     answers |= await _commit(ctx, tx, accepted)
     return [answers[same.get(index, index)] for index in range(len(requests))]
@@ -133,19 +143,19 @@ async def _accept(ctx: StepContext, tx: Transaction, task: TaskRow | None, verif
         return _Accepted(request, task, [], outcome)
     if ctx.emissions.known(task):
         await check_events(ctx.emissions, tx, task, len(request.events))
-    card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
-    produced = await commit_outputs.produced_by_completion(tx, task, card, request, verified.files)
+    definition = (await ctx.definitions.get(tx, [task.job_id]))[task.job_id]
+    produced = await commit_outputs.produced_by_completion(tx, task, definition, request, verified.files)
     return _Accepted(request, task, produced, outcome)
 
 
 async def _repeats(
     tx: Transaction,
     requests: Sequence[CompleteRequest],
-    answers: dict[int, Answer],
+    answers: dict[int, CompletionAnswer],
     rows: dict[UUID, TaskRow],
-) -> dict[int, Answer]:
-    """Among the refused: those that say again what was accepted before, and cancellations of the canceled."""
-    known: dict[int, Answer] = {}
+) -> dict[int, CompletionAnswer]:
+    """Answers to refused completions that repeat an accepted one, or report the end of a canceled task."""
+    known: dict[int, CompletionAnswer] = {}
     asked = [(i, requests[i]) for i in answers if rows.get(requests[i].task_id)]
     keys = [(request.task_id, request.attempt or 0) for _, request in asked]
     history = await tasks.ended_attempts(tx, keys) if keys else {}
@@ -153,29 +163,43 @@ async def _repeats(
         task, ended = rows[request.task_id], history.get(key)
         if task.state.status is TaskStatus.CANCELED and request.status == "Canceled":
             known[index] = CompleteResponse(request.task_id, "Canceled", request.attempt, "Canceled")
+        # Another result for an attempt that has ended is not a repeat, whatever its fence is.
         elif ended is not None and ended.digest is not None and ended.digest == _digest(request):
             known[index] = _repeated(request, ended)
     return known
 
 
-def _repeated(request: CompleteRequest, ended: EndedAttempt) -> Answer:
+def _repeated(request: CompleteRequest, ended: EndedAttempt) -> CompletionAnswer:
     if ended.outcome is Outcome.INPUT_CHANGED:
         return _input_changed(request.task_id)
     return _response(request, ended.result or {})
 
 
-async def _commit(ctx: StepContext, tx: Transaction, accepted: dict[int, _Accepted]) -> dict[int, Answer]:
+async def _commit(
+    ctx: StepContext, tx: Transaction, accepted: dict[int, _Accepted]
+) -> dict[int, CompletionAnswer]:
     if not accepted:
         return {}
     completed = [entry.task for entry in accepted.values() if entry.outcome is Outcome.COMPLETED]
+    # Before the gates, since an invalidation needs more of them than a commit.
+    suspected = await link_partitions.unlinked(tx, _produced(accepted.values()))
+    for entry in accepted.values():
+        entry.produced += [event for event in suspected if event.producer.task_id == entry.task.task_id]
     gates = await open_gates(
         tx,
         [event for entry in accepted.values() for event in entry.produced],
         own_jobs={entry.task.job_id for entry in accepted.values() if entry.task.gated},
         inputs={version for task in completed for version in commit_outputs.used_versions(task)},
     )
+    # Under the gates: an invalidation that commits later finds this completion, one before is found here.
     refused = await _refuse(tx, accepted, completed, gates.versions)
     lasting = {index: entry for index, entry in accepted.items() if index not in refused}
+    committing = _produced(lasting.values())
+    # Again, and now nobody can commit a neighbour: one that was committed or invalidated since needs other gates.
+    if await link_partitions.unlinked(tx, committing) != [
+        event for event in suspected if event in committing
+    ]:
+        raise LockMissing("a neighbour of a partition was committed or invalidated meanwhile")
     done = [entry for entry in lasting.values() if entry.outcome is Outcome.COMPLETED]
     await datasets.advance_consumers(
         tx, [move for entry in done for move in commit_outputs.consumed(entry.task)]
@@ -189,10 +213,14 @@ async def _commit(ctx: StepContext, tx: Transaction, accepted: dict[int, _Accept
         gates,
         ended_updates={entry.task.job_id for entry in done if entry.task.state.kind is TaskKind.CURSOR},
     )
-    answers: dict[int, Answer] = dict(refused)
+    answers: dict[int, CompletionAnswer] = dict(refused)
     for (index, entry), end in zip(lasting.items(), ended, strict=True):
         answers[index] = _answer(entry, end)
     return answers
+
+
+def _produced(entries: Iterable[_Accepted]) -> list[ProducedEvent]:
+    return [event for entry in entries for event in entry.produced]
 
 
 async def _refuse(
@@ -217,7 +245,7 @@ async def _refuse(
 
 
 def _late_update(task: TaskRow) -> bool:
-    """A PerUpdate task that was given up: another may have taken its range over, as a newer attempt would."""
+    """A PerUpdate task that was given up: another may have been claimed for its range, like a newer attempt."""
     return task.state.kind is TaskKind.CURSOR and task.state.status is not TaskStatus.RUNNING
 
 
@@ -231,7 +259,7 @@ def _over(ctx: StepContext, entry: _Accepted) -> AttemptOver:
     )
 
 
-def _answer(entry: _Accepted, ended: Ended) -> Answer:
+def _answer(entry: _Accepted, ended: EndedTask) -> CompletionAnswer:
     if entry.outcome is Outcome.INPUT_CHANGED:
         return _input_changed(entry.task.task_id)
     return _response(entry.request, ended.result)
@@ -252,3 +280,60 @@ def _input_changed(task_id: UUID) -> Conflict:
 
 def _digest(request: CompleteRequest) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOver:
+    task: TaskRow
+    outcome: Outcome
+    error_message: str | None = None
+    retryable: bool = True
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    ending: Ending
+    result: dict[str, Any]
+
+
+async def end_attempts(ctx: StepContext, tx: Transaction, over: Sequence[AttemptOver]) -> list[EndedTask]:
+    """Write the endings of locked tasks whose gates are held, in the order given."""
+    endings = [
+        decide_ending(end.task.state, end.outcome, retryable=end.retryable, jitter=ctx.entropy.jitter())
+        for end in over
+    ]
+    written = await tasks.end_attempts(
+        tx,
+        [
+            AttemptEnd(
+                end.task.task_id,
+                ending,
+                end.error_message,
+                end.digest,
+                {"status": end.outcome.value, "task_status": ending.status.value},
+            )
+            for end, ending in zip(over, endings, strict=True)
+        ],
+    )
+    again: list[NewTask] = []
+    times: list[datetime | None] = []
+    for end, ending in zip(over, endings, strict=True):
+        if ending.status is TaskStatus.QUEUED:
+            again.append(NewTask(end.task.task_id, end.task.runtime))
+            times.append(written[end.task.task_id][1])
+    await outbox.wake(tx, again, times)
+    await wake_next(tx, [end.task for end in over])
+    return [
+        EndedTask(ending, written[end.task.task_id][0]) for end, ending in zip(over, endings, strict=True)
+    ]
+
+
+async def wake_next(tx: Transaction, freed: Sequence[TaskRow]) -> None:
+    """Wake the next parked task of each job in which one of these tasks has freed a slot.
+
+    The gates of those jobs are held, so a claim that found the job full either came before, and its task is parked,
+    or comes after, and finds the slot.
+    """
+    slots = Counter(task.job_id for task in freed if task.gated)
+    await outbox.wake(tx, await tasks.wake_parked(tx, dict(slots)))

@@ -1,28 +1,36 @@
-"""Events into rows: each is kept, those that count move the pointers and are routed, in one transaction.
+"""Events into rows: records each event, moves pointers by those that count, and routes them, in one transaction.
 
-When an event counts: for storage ``none`` at once; for Postgres a cursor event is itself the commit of that
-cursor; a partition with data behind it counts when a completion commits it. An event of a retired
-generation moves that generation's pointers, forward or back (a rollback may bring it back), and is not routed;
-one that worked on an older revision than its scope has now is only kept.
+When an event counts: for storage ``none`` at once; for Postgres a cursor event is itself the commit of that cursor;
+a partition with data behind it counts when a completion commits it. An event of a retired generation moves that
+generation's pointers, forward or back, since a rollback may activate it again, but isn't routed; one that worked on
+an older revision than its scope has now is only recorded.
+
+``invalidate`` applies an invalidation: the version's revision rises, its cursor and its consumers' cursors are
+rewound to before the range, partitions that hold any of it are no longer current, and the tasks that rebuild them
+are created. Outputs that a dependent derived from the range are invalidated the same way, down to the last dataset,
+if the dependent replaces its outputs; outputs that only append can't be. Work under way on the old data is refused
+at its completion (``InputChanged``), by the revision it was claimed with.
 
 Locks: the caller has locked its tasks. ``open_gates`` then locks jobs and dataset versions, in that order.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 from uuid import UUID
 
-from tracelake.dispatcher.steps import invalidate
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
-from tracelake.dispatcher.steps.route_events import Counted, route
-from tracelake.domain.dag.model import Storage
+from tracelake.dispatcher.steps.route_events import Counted, create_updates, route
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.dag.model import ExecutionStrategy, Storage
+from tracelake.domain.errors import Conflict
 from tracelake.domain.events import CursorScope, EventState, InvalidationScope, PartitionScope
-from tracelake.store import datasets, events, invalidations, tasks
+from tracelake.store import datasets, invalidations, outbox, tasks
 from tracelake.store.datasets import Announcement, Consumer, CursorAdvance, StoredPartition, Version
 from tracelake.store.db import Transaction
 from tracelake.store.tasks import NewTask
@@ -30,14 +38,14 @@ from tracelake.store.tasks import NewTask
 
 @dataclass(slots=True)
 class Gates:
-    """What a transaction has locked: the versions as they are, and who consumes them."""
+    """The locks of a transaction: versions as they are now, and their consumers."""
 
     versions: dict[UUID, Version]
     consumers: list[Consumer]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptEvent:
+class RecordedEvent:
     event_id: int
     state: EventState
     revision: int
@@ -45,7 +53,7 @@ class KeptEvent:
 
 @dataclass(slots=True)
 class CountedEvents:
-    kept: list[KeptEvent] = field(default_factory=list)
+    kept: list[RecordedEvent] = field(default_factory=list)
     created: list[NewTask] = field(default_factory=list)
 
 
@@ -56,18 +64,24 @@ async def open_gates(
     own_jobs: Iterable[UUID] = (),
     inputs: Iterable[UUID] = (),
 ) -> Gates:
-    """Lock what these events may touch, ``own_jobs`` that are gated, and ``inputs`` that must not change."""
+    """Lock everything that these events may change, gated ``own_jobs``, and ``inputs`` that must not change."""
     written = {event.dataset_version for event in produced}
     consumers = await datasets.consumers(tx, written) if written else []
     jobs = set(own_jobs) | {consumer.job_id for consumer in consumers if consumer.gated}
     versions = written | set(inputs)
-    taken_back = {e.dataset_version for e in produced if isinstance(e.scope, InvalidationScope)}
-    for version in sorted(taken_back):
+    invalidated = {e.dataset_version for e in produced if isinstance(e.scope, InvalidationScope)}
+    # An invalidation reaches down to the last dataset, and every lock must be taken before the first write.
+    for version in sorted(invalidated):
         more_versions, more_jobs = await invalidations.downstream(tx, version)
         versions |= more_versions
         jobs |= more_jobs
     await tasks.lock_gates(tx, jobs)
-    lock = datasets.own_versions if taken_back else datasets.share_versions
+    # Commits to one version may run beside each other, but for those of a chain,
+    # which must see their neighbours. An invalidation changes its revision and needs it alone.
+    linked = any(event.edges is not None for event in produced)
+    lock = datasets.hold_versions if linked else datasets.share_versions
+    if invalidated:
+        lock = datasets.own_versions
     return Gates(await lock(tx, versions) if versions else {}, consumers)
 
 
@@ -79,23 +93,25 @@ async def count_events(
     *,
     ended_updates: Iterable[UUID] = (),
 ) -> CountedEvents:
-    """Keep and count events in the order given. ``ended_updates`` are PerUpdate jobs whose task just ended."""
+    """Record and count events in the order given. ``ended_updates`` are PerUpdate jobs whose task just ended."""
     result = CountedEvents()
     also = set(ended_updates)
+    # The order counts: an event after an invalidation belongs to the new revision, one before it to the old.
     for is_invalidation, group in groupby(produced, key=lambda e: isinstance(e.scope, InvalidationScope)):
         segment = list(group)
         if is_invalidation:
             for event in segment:
-                await _take_back(ctx, tx, event, gates, result)
+                await _count_invalidation(ctx, tx, event, gates, result)
         else:
             await _count(ctx, tx, segment, gates, result, also)
+            # Their jobs have been looked at by the first segment.
             also = set()
     if also:
         result.created += await route(ctx, tx, Counted(), [], also=also)
     return result
 
 
-async def _take_back(
+async def _count_invalidation(
     ctx: StepContext, tx: Transaction, event: ProducedEvent, gates: Gates, result: CountedEvents
 ) -> None:
     assert isinstance(event.scope, InvalidationScope)
@@ -104,13 +120,14 @@ async def _take_back(
     if event.producer.active and event.own:
         state = EventState.COUNTED
     if event.own:
-        revision, created = await invalidate.invalidate(
+        revision, created = await invalidate(
             ctx, tx, event.dataset_version, event.scope, task_id=event.producer.task_id
         )
+        # Later events of the call must be judged by the new revision.
         gates.versions[event.dataset_version] = version = replace(version, revision=revision)
         result.created += created
-    ids = await events.record(tx, [_row(event, version, state)])
-    result.kept.append(KeptEvent(ids[0], state, version.revision))
+    ids = await datasets.record_events(tx, [_row(event, version, state)])
+    result.kept.append(RecordedEvent(ids[0], state, version.revision))
 
 
 async def _count(
@@ -126,7 +143,7 @@ async def _count(
         EventState.OLD_REVISION if index in outdated else _state(event)
         for index, event in enumerate(produced)
     ]
-    ids = await events.record(
+    ids = await datasets.record_events(
         tx,
         [
             _row(event, gates.versions[event.dataset_version], state)
@@ -147,7 +164,7 @@ async def _count(
     if routable.scopes or routable.cursors or also:
         result.created += await route(ctx, tx, routable, gates.consumers, also=also)
     for event, state, event_id in zip(produced, states, ids, strict=True):
-        result.kept.append(KeptEvent(event_id, state, gates.versions[event.dataset_version].revision))
+        result.kept.append(RecordedEvent(event_id, state, gates.versions[event.dataset_version].revision))
 
 
 def _state(event: ProducedEvent) -> EventState:
@@ -157,14 +174,14 @@ def _state(event: ProducedEvent) -> EventState:
 
 
 def _moves(event: ProducedEvent) -> bool:
-    """Does this event commit its scope, or only announce what a completion will commit?"""
+    """Whether this event commits its scope, rather than announce what a completion will commit."""
     if isinstance(event.scope, CursorScope) or event.storage is Storage.NONE:
         return True
     return event.materialized is not None
 
 
 async def _outdated(tx: Transaction, produced: Sequence[ProducedEvent], gates: Gates) -> set[int]:
-    """Events that say they worked on an older revision than their scope has now."""
+    """Indexes of events whose stated revision is older than that of their scope now."""
     suspects = [
         index
         for index, event in enumerate(produced)
@@ -174,6 +191,7 @@ async def _outdated(tx: Transaction, produced: Sequence[ProducedEvent], gates: G
     for index in suspects:
         event = produced[index]
         start, end = event.scope.bounds
+        # A cursor stands for every block up to it.
         scopes.append((event.dataset_version, 0 if isinstance(event.scope, CursorScope) else start, end))
     revisions = await invalidations.scope_revisions(tx, scopes)
     return {
@@ -217,8 +235,8 @@ async def _move_pointers(tx: Transaction, moving: Sequence[ProducedEvent], gates
     )
 
 
-def _row(event: ProducedEvent, version: Version, state: EventState) -> events.EventRow:
-    return events.EventRow(
+def _row(event: ProducedEvent, version: Version, state: EventState) -> datasets.EventRow:
+    return datasets.EventRow(
         event.producer.org_id,
         event.dataset_version,
         event.producer.task_id,
@@ -228,3 +246,88 @@ def _row(event: ProducedEvent, version: Version, state: EventState) -> events.Ev
         version.revision,
         state,
     )
+
+
+async def invalidate(
+    ctx: StepContext, tx: Transaction, version: UUID, scope: InvalidationScope, *, task_id: UUID | None
+) -> tuple[int, list[NewTask]]:
+    """Apply an invalidation; the caller has locked every job and version downstream. Returns the revision and the
+    tasks created. The same id again changes nothing; with another range it is a conflict."""
+    known = await invalidations.known(tx, version, scope.id)
+    if known is not None:
+        if known.range != scope.range:
+            raise Conflict(
+                "InvalidationReused", f"invalidation {scope.id!r} was sent for {known.range.partition_key}"
+            )
+        return known.revision, []
+    revision = await invalidations.record(tx, version, scope.id, scope.range, scope.reason, task_id)
+    uncommitted = await invalidations.uncommit(tx, version, scope.range)
+    # A partition goes as a whole, so consumers must repeat all of its blocks, not just the invalid ones.
+    span = _hull([scope.range, *uncommitted])
+    await invalidations.rewind_producer(tx, version, span.start)
+    undo = await invalidations.rewind_consumers(tx, version, span, revision)
+    created = await _invalidate_downstream(ctx, tx, version, scope, span, undo, task_id)
+    rebuilt = await _rebuild(ctx, tx, version, uncommitted)
+    rebuilt += await create_updates(ctx, tx, undo)
+    await outbox.wake(tx, rebuilt)
+    return revision, created + rebuilt
+
+
+async def _invalidate_downstream(
+    ctx: StepContext,
+    tx: Transaction,
+    version: UUID,
+    scope: InvalidationScope,
+    span: BlockRange,
+    undo: set[UUID],
+    task_id: UUID | None,
+) -> list[NewTask]:
+    created: list[NewTask] = []
+    for dependent in await invalidations.dependents(tx, version):
+        if dependent.output_version is None or not dependent.replaces:
+            continue
+        held = await invalidations.hull(tx, dependent.output_version, span)
+        # A dependent that has derived nothing from the range yet has nothing to undo.
+        made = held.partitions is not None or (held.cursor_beyond and dependent.job_id in undo)
+        if not made:
+            continue
+        derived = InvalidationScope(
+            _hull([span, held.partitions]) if held.partitions else span,
+            _derived_id(scope.id, version, dependent.output_version),
+            scope.reason,
+        )
+        _, more = await invalidate(ctx, tx, dependent.output_version, derived, task_id=task_id)
+        created += more
+    return created
+
+
+async def _rebuild(
+    ctx: StepContext, tx: Transaction, version: UUID, uncommitted: list[BlockRange]
+) -> list[NewTask]:
+    """A PerPartition producer gets a task for each partition whose inputs are still committed; the others follow
+    when their inputs are. A PerUpdate one is rewound to the beginning of the first partition, of which only a part
+    may have been invalidated."""
+    if not uncommitted:
+        return []
+    job_id = await invalidations.producer_job(tx, version)
+    if job_id is None:
+        return []
+    definition = (await ctx.definitions.get(tx, [job_id]))[job_id]
+    if definition.execution_strategy is ExecutionStrategy.PER_UPDATE:
+        await invalidations.rewind_job(tx, job_id, min(uncommitted).start)
+        return await create_updates(ctx, tx, [job_id])
+    if definition.execution_strategy is not ExecutionStrategy.PER_PARTITION:
+        return []
+    cause = {"kind": "invalidation", "dataset_version": str(version)}
+    return await tasks.create_partition_tasks(
+        tx, [(ctx.entropy.uuid(), job_id, span, cause) for span in sorted(uncommitted)]
+    )
+
+
+def _hull(ranges: list[BlockRange]) -> BlockRange:
+    return BlockRange(min(span.start for span in ranges), max(span.end for span in ranges))
+
+
+def _derived_id(parent: str, version: UUID, output: UUID) -> str:
+    """One id per path through the graph, the same whenever the same invalidation is sent again."""
+    return hashlib.sha256(f"{parent}/{version}/{output}".encode()).hexdigest()[:40]

@@ -1,8 +1,12 @@
-"""Deploy: a DAG file becomes the active version, in one transaction that nothing routes beside.
+"""Deploys, each in one transaction during which nothing is routed, and pushes of bundles.
 
-The plan is made from specs alone (``domain.dag.plan``); this module carries it out, job by job, upstream
-first, and ``plan_dag`` shows the same objects without doing anything. A job that is deployed again just as it
-once was takes up its old generation with all its data: that is what makes a rollback immediate.
+The plan is made from specs alone (``domain.dag.plan``); this module executes it, job by job, upstream first, and
+``plan_dag`` shows the same objects without executing them. A job that is deployed again exactly as it once was
+reuses its old generation with all its data, which makes a rollback immediate.
+
+A pushed bundle is checked and stored under its hash, which is computed here while the bytes arrive. The file is
+durable before its row, so a crash between the two leaves an object that the next push of the same bundle finds in
+its place.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
+from tracelake.contracts.bundles import BundleDetail
 from tracelake.contracts.user_api import DeployedBuffer
+from tracelake.dispatcher.steps.buffered_datasets import SINK_FINGERPRINT, sink_spec
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
-from tracelake.dispatcher.steps.sink_task import SINK_FINGERPRINT, sink_spec
-from tracelake.domain.bundle_zip import BundleListing
-from tracelake.domain.dag.installation import Installation
+from tracelake.domain.bundles import BundleListing, check_zip
+from tracelake.domain.dag.checks import Installation
+from tracelake.domain.dag.graph import DagGraph, JobKey, OutputRef
 from tracelake.domain.dag.model import (
     BufferedDataset,
     DagSpec,
@@ -31,15 +38,17 @@ from tracelake.domain.dag.model import (
 )
 from tracelake.domain.dag.parse import locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
-from tracelake.domain.dag.world import JobKey, OutputRef, World
-from tracelake.store import buffers, bundles, dags, outbox, tasks
-from tracelake.store.dags import ActiveDag, DeployedOutput
+from tracelake.objects.base import Upload, bundle_location
+from tracelake.store import buffers, dags, functions, outbox, tasks
+from tracelake.store.dags import ActiveDag, DeployedOutputRow
 from tracelake.store.db import DeployLock, Transaction
 
-log = structlog.get_logger(__name__)
-
 _BUNDLES = re.compile(r"sha256:[0-9a-f]{64}(?![0-9a-f])")
-"""What may name a bundle, wherever in the file it stands: looked up before the file is parsed."""
+"""A reference to a bundle anywhere in the file: bundles are looked up before the file is parsed."""
+_PIECE = 1024 * 1024
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +59,12 @@ class Deployed:
     dag_version: int
     created: bool
     plan: DeployPlan
-    jobs: dict[str, list[DeployedOutput]]
+    jobs: dict[str, list[DeployedOutputRow]]
     buffers: list[DeployedBuffer]
 
 
 async def plan_dag(ctx: StepContext, yaml: str) -> DeployPlan:
-    """What a deploy of this file would change; changes nothing."""
+    """The changes that a deploy of this file would make; makes none."""
     spec, active = await _read(ctx, yaml)
     kept = await ctx.db.run(lambda tx: buffers.schemas_of_dag(tx, spec.name), lock=DeployLock.NONE)
     return plan_deploy(spec, active, lambda path: locator(yaml)(path), kept)
@@ -66,6 +75,8 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
     sha256 = hashlib.sha256(yaml.encode()).digest()
 
     async def work(tx: Transaction) -> Deployed:
+        # Read again: another deploy may have come since the
+        # file was parsed, and the lock keeps out the next one.
         active = await dags.active(tx)
         specs = {name: dag.spec for name, dag in active.items()}
         kept = await buffers.schemas_of_dag(tx, spec.name)
@@ -77,13 +88,14 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
             await _Executor(ctx, tx, spec, active).execute(plan)
             subject = {"dag": spec.name, "version": version}
             await dags.audit(tx, ctx.org_id, actor, "deploy", subject)
-        jobs: dict[str, list[DeployedOutput]] = {job.name: [] for job in spec.jobs}
+        jobs: dict[str, list[DeployedOutputRow]] = {job.name: [] for job in spec.jobs}
         for output in await dags.outputs_of_dag(tx, spec.name):
             jobs[output.job].append(output)
         return Deployed(spec.name, version, known is None, plan, jobs, await _buffers(tx, spec.name))
 
     deployed = await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
     log.info("deployed", dag=spec.name, version=deployed.dag_version, created=deployed.created, actor=actor)
+    # After the commit: the reconciler would otherwise look before there is anything to find.
     ctx.missing_work.set()
     return deployed
 
@@ -93,11 +105,11 @@ async def _buffers(tx: Transaction, dag: str) -> list[DeployedBuffer]:
 
 
 async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec]]:
-    """Parse outside of the deploy lock and of the event loop (a large file takes seconds); what others publish
-    is checked again inside."""
+    """Parse outside of the deploy lock and of the event loop (a large file takes seconds); the names that other
+    DAGs publish are checked again under the lock."""
 
     async def work(tx: Transaction) -> tuple[dict[str, DagSpec], dict[str, BundleListing]]:
-        known = await bundles.listings(tx, set(_BUNDLES.findall(yaml)))
+        known = await functions.bundle_listings(tx, set(_BUNDLES.findall(yaml)))
         return {name: dag.spec for name, dag in (await dags.active(tx)).items()}, known
 
     active, known = await ctx.db.run(work, lock=DeployLock.NONE)
@@ -107,7 +119,7 @@ async def _read(ctx: StepContext, yaml: str) -> tuple[DagSpec, dict[str, DagSpec
 
 
 class _Executor:
-    """Carries a plan out. Each change is one of the plan's objects; nothing is decided here."""
+    """Executes a plan. Each change is one of the plan's objects; nothing is decided here."""
 
     def __init__(
         self, ctx: StepContext, tx: Transaction, spec: DagSpec, active: dict[str, ActiveDag]
@@ -115,11 +127,14 @@ class _Executor:
         self._ctx = ctx
         self._tx = tx
         self._spec = spec
-        self._world = World({**{name: dag.spec for name, dag in active.items()}, spec.name: spec})
+        self._world = DagGraph({**{name: dag.spec for name, dag in active.items()}, spec.name: spec})
 
     async def execute(self, plan: DeployPlan) -> None:
         leaving = [c for c in plan.jobs if c.kind in (ChangeKind.REPLACED, ChangeKind.REMOVED)]
+        # Retired before anything is installed: an old and a
+        # new generation of a job are never active together.
         await self._retire(leaving)
+        # All names of the DAG are freed first, so that two outputs may swap theirs in one deploy.
         await dags.unpublish(self._tx, self._spec.name)
         await self._buffered()
         for change in plan.jobs:
@@ -133,8 +148,8 @@ class _Executor:
         await self._publish()
 
     async def _retire(self, leaving: list[JobChange]) -> None:
-        """Queued tasks are canceled; running ones finish into their old version. A source would run for
-        ever, so it is told to stop."""
+        """Queued tasks are canceled; running ones finish into their old version. A source would run forever, so it
+        is canceled too."""
         await self._retire_jobs([(change.dag, change.job) for change in leaving])
 
     async def _retire_jobs(self, leaving: list[JobKey]) -> None:
@@ -183,14 +198,15 @@ class _Executor:
         return job_id
 
     async def _tune(self, change: JobChange) -> None:
-        """A job may have moved to another runtime: what is queued must be woken there."""
+        """A job may have moved to another runtime: its queued tasks must be woken there."""
         job_id = await dags.find_generation(self._tx, change.dag, change.job, change.fingerprint)
         assert job_id is not None
         await dags.tune_job(self._tx, job_id, self._job(change))
         await outbox.wake(self._tx, await tasks.wake_queued_of_jobs(self._tx, [job_id]))
 
     async def _buffered(self) -> None:
-        """What the file no longer names stays as it is, without a sink; what it names again is taken up again."""
+        """A dataset that the file no longer names keeps its rows, without a sink; one named again gets its sink
+        back."""
         entries = [entry for entry in self._spec.publish if isinstance(entry, BufferedDataset)]
         gone = await buffers.retire(self._tx, self._spec.name, [entry.name for entry in entries])
         await self._retire_jobs([(self._spec.name, job) for job in gone])
@@ -221,3 +237,47 @@ class _Executor:
         job = self._world.job((change.dag, change.job))
         assert job is not None
         return job
+
+
+async def store_bundle(
+    ctx: StepContext, pieces: AsyncIterator[bytes], actor: str
+) -> tuple[BundleDetail, bool]:
+    """Store a bundle; returns it and whether it is new."""
+    upload = await ctx.objects.begin_upload()
+    try:
+        sha256, size = await _receive(upload, pieces)
+        # Checked before it is kept: a zip that is refused never lies under a bundle's name.
+        listing = await asyncio.to_thread(check_zip, upload.file)
+        await upload.keep(bundle_location(ctx.objects.root, sha256))
+    finally:
+        await upload.discard()
+
+    async def work(tx: Transaction) -> tuple[BundleDetail, bool]:
+        added = await functions.add_bundle(tx, ctx.org_id, sha256, size, listing, actor)
+        if added:
+            await dags.audit(tx, ctx.org_id, actor, "push bundle", {"sha256": sha256})
+        return await functions.find_bundle(tx, sha256), added
+
+    kept, created = await ctx.db.run(work, lock=DeployLock.NONE)
+    log.info("bundle pushed", bundle=kept.bundle, bytes=size, created=created, actor=actor)
+    return kept, created
+
+
+async def _receive(upload: Upload, pieces: AsyncIterator[bytes]) -> tuple[str, int]:
+    """Returns hash and size. Writes large pieces, since each one goes to a thread."""
+    digest, size = hashlib.sha256(), 0
+    gathered = bytearray()
+    async for piece in pieces:
+        gathered += piece
+        if len(gathered) >= _PIECE:
+            size += await _write(upload, digest, bytes(gathered))
+            gathered.clear()
+    size += await _write(upload, digest, bytes(gathered))
+    return digest.hexdigest(), size
+
+
+async def _write(upload: Upload, digest: hashlib._Hash, piece: bytes) -> int:
+    # hashlib releases the GIL for large pieces, so other requests go on.
+    await asyncio.to_thread(digest.update, piece)
+    await upload.write(piece)
+    return len(piece)

@@ -1,8 +1,9 @@
-"""Events as a producer may send them: parsed, its own, and resolved to a dataset version.
+"""Events of a producer: parsed, checked to be about its own outputs, and resolved to a dataset version.
 
-A task may speak of its own job's outputs only; of any version of them, though what isn't current is only
-kept. A published name means the version that the task itself writes. One exception: an operator that checks data
-(``takes_back_inputs``) may invalidate what it reads, in the very version that it reads, and say nothing else of it.
+A task may send events about its own job's outputs only; about any version of them, though an event of one that
+isn't current is only recorded. A published name means the version that the task itself writes. One exception: an
+operator that checks data (``invalidates_inputs``) may invalidate what it reads, in exactly the version that it
+reads, and send no other event about it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from tracelake.contracts.dispatcher_api import EventIn, OutputIn
+from tracelake.contracts.manifest import ChainEdges
 from tracelake.domain.dag.model import Storage
 from tracelake.domain.errors import Forbidden, Invalid
 from tracelake.domain.events import (
@@ -24,15 +28,15 @@ from tracelake.domain.events import (
     Scope,
     partition_range,
 )
-from tracelake.domain.operator_catalog import CATALOG
+from tracelake.domain.operators.catalog import CATALOG
 from tracelake.store import datasets
 from tracelake.store.db import Transaction
-from tracelake.store.jobs import JobCard, JobInput, JobOutput
+from tracelake.store.jobs import JobDefinition, JobInputRow, JobOutputRow
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Who speaks: an attempt of a task, or nobody in particular (a manual trigger)."""
+    """The sender of events: an attempt of a task, or a manual trigger, which has none."""
 
     org_id: UUID
     job_id: UUID
@@ -44,7 +48,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """What stands behind a committed scope."""
+    """The data behind a committed scope."""
 
     location: str | None = None
     manifest: Any = None
@@ -53,7 +57,7 @@ class Materialized:
 
 @dataclass(frozen=True, slots=True)
 class ProducedEvent:
-    """``own`` is false for an older generation of the producer's dataset: kept, and nothing else.
+    """``own`` is false for an older generation of the producer's dataset, whose events are only recorded.
     ``materialized`` is set when a completion commits the scope."""
 
     producer: Producer
@@ -64,9 +68,16 @@ class ProducedEvent:
     own: bool = True
     materialized: Materialized | None = None
 
+    @property
+    def edges(self) -> ChainEdges | None:
+        """The recorded edges of a committed partition of a chain."""
+        manifest = self.materialized.manifest if self.materialized is not None else None
+        edges = manifest.get("edges") if manifest is not None else None
+        return None if edges is None else msgspec.convert(edges, ChainEdges)
+
 
 def parse_event(event: EventIn) -> Event:
-    """The shape of one event, or ``Invalid`` naming what is wrong with it."""
+    """One event with its scope; raises ``Invalid`` that names the mistake."""
     dataset = DatasetRef.of(event.dataset_uuid, event.dataset_version, event.dataset)
     span = partition_range(event.partition_key, event.start, event.end)
     if event.invalidate is not None:
@@ -74,9 +85,9 @@ def parse_event(event: EventIn) -> Event:
             raise Invalid("InvalidEvent", "an invalidation has no other scope than 'invalidate'")
         if event.id is None:
             raise Invalid("InvalidEvent", "an invalidation needs the producer's 'id'")
-        taken_back = partition_range(None, event.invalidate.start, event.invalidate.end)
-        assert taken_back is not None
-        return Event(dataset, InvalidationScope(taken_back, event.id, event.reason))
+        span = partition_range(None, event.invalidate.start, event.invalidate.end)
+        assert span is not None
+        return Event(dataset, InvalidationScope(span, event.id, event.reason))
     if event.id is not None or event.reason is not None:
         raise Invalid("InvalidEvent", "'id' and 'reason' belong to an invalidation")
     if (event.cursor is None) == (span is None):
@@ -97,39 +108,39 @@ def _parse_nth(index: int, event: EventIn) -> Event:
 
 
 async def resolve_events(
-    tx: Transaction, producer: Producer, card: JobCard, events: Sequence[EventIn]
+    tx: Transaction, producer: Producer, definition: JobDefinition, events: Sequence[EventIn]
 ) -> list[ProducedEvent]:
     parsed = [_parse_nth(index, event) for index, event in enumerate(events)]
     names = {event.dataset.name for event in parsed if event.dataset.name is not None}
     by_name = await datasets.by_name(tx, producer.org_id, names) if names else {}
-    own = {output.dataset_uuid: output for output in card.outputs}
+    own = {output.dataset_uuid: output for output in definition.outputs}
     foreign = {
         event.dataset.dataset_version
         for event in parsed
         if event.dataset.dataset_version is not None
-        and event.dataset.dataset_version not in {output.dataset_version for output in card.outputs}
+        and event.dataset.dataset_version not in {output.dataset_version for output in definition.outputs}
     }
     others = await datasets.versions_by_id(tx, foreign) if foreign else {}
-    return [_resolve(producer, card, event, by_name, own, others) for event in parsed]
+    return [_resolve(producer, definition, event, by_name, own, others) for event in parsed]
 
 
 def _resolve(
     producer: Producer,
-    card: JobCard,
+    definition: JobDefinition,
     event: Event,
     by_name: dict[str, UUID],
-    own: dict[UUID, JobOutput],
+    own: dict[UUID, JobOutputRow],
     others: dict[UUID, datasets.NamedVersion],
 ) -> ProducedEvent:
     ref = event.dataset
     uuid = ref.dataset_uuid if ref.name is None else by_name.get(ref.name)
     output = own.get(uuid) if uuid is not None else None
     if output is None:
-        if (read := _taken_back(card, uuid, event)) is not None:
+        if (read := _invalidated_input(definition, uuid, event)) is not None:
             return ProducedEvent(producer, read.dataset_version, read.storage, event.scope)
         raise Forbidden(
             "NotYourDataset",
-            f"{ref.name or ref.dataset_uuid} is not an output of {card.dag_name}/{card.name}",
+            f"{ref.name or ref.dataset_uuid} is not an output of {definition.dag_name}/{definition.name}",
         )
     if ref.dataset_version in (None, output.dataset_version):
         _check_scope(output.storage, event.scope)
@@ -143,12 +154,12 @@ def _resolve(
     )
 
 
-def _taken_back(card: JobCard, uuid: UUID | None, event: Event) -> JobInput | None:
+def _invalidated_input(definition: JobDefinition, uuid: UUID | None, event: Event) -> JobInputRow | None:
     """The input that this event invalidates, if its producer may do that."""
-    traits = CATALOG.get(card.operator)
-    if traits is None or not traits.takes_back_inputs or not isinstance(event.scope, InvalidationScope):
+    traits = CATALOG.get(definition.operator)
+    if traits is None or not traits.invalidates_inputs or not isinstance(event.scope, InvalidationScope):
         return None
-    for read in card.inputs:
+    for read in definition.inputs:
         if read.dataset_uuid == uuid and event.dataset.dataset_version in (None, read.dataset_version):
             return read
     return None
@@ -159,12 +170,16 @@ def _check_scope(storage: Storage, scope: Scope) -> None:
         raise Invalid("InvalidScope", "a Parquet output is committed by block range, not by cursor")
 
 
-def resolve_output(card: JobCard, output: OutputIn) -> tuple[JobOutput, CursorScope | PartitionScope]:
-    """Which output of the job this is, and the scope that the completion commits."""
-    known = {entry.output_index: entry for entry in card.outputs}
+def resolve_output(
+    definition: JobDefinition, output: OutputIn
+) -> tuple[JobOutputRow, CursorScope | PartitionScope]:
+    """The job's output, and the scope that the completion commits."""
+    known = {entry.output_index: entry for entry in definition.outputs}
     target = known.get(output.output_index)
     if target is None:
-        raise Invalid("UnknownOutput", f"{card.dag_name}/{card.name} has no output {output.output_index}")
+        raise Invalid(
+            "UnknownOutput", f"{definition.dag_name}/{definition.name} has no output {output.output_index}"
+        )
     if output.dataset_uuid not in (None, target.dataset_uuid):
         raise Forbidden(
             "NotYourDataset", f"output {output.output_index} is not dataset {output.dataset_uuid}"

@@ -1,17 +1,25 @@
-"""Publish: records of an attempt are checked, and a message for the dataset's queue commits under its fence.
+"""Publish: checks the records of an attempt and commits a message for the dataset's queue under its fence.
 
-Promises: nothing is accepted that the sink's table couldn't hold; nothing of an attempt that is over; nothing
-for a dataset that isn't one of the caller's own DAG, and nothing is said about such a dataset either. What was
-accepted is in the outbox, durable, and reaches the queue at least once.
+Promises: nothing is accepted that the sink's table couldn't hold; nothing from an attempt that is over; nothing for
+a dataset of another DAG, about which the caller learns nothing either. Accepted records are in the outbox, durable,
+and reach the queue at least once. Records are checked before the transaction, against the schema that this process
+last saw, and the transaction makes sure that it is still current; they are decoded only for the check, and sent on
+as the text that came.
 
-Records are checked before the transaction, against the schema as this process last saw it, and the transaction
-makes sure that it still is the one; they are decoded once, only to be checked, and travel as the text that
-came.
+Every row carries its task's blocks and a revision. A revision only rises for one job: it is the base of the job's
+generation plus the revisions of all that the job reads and writes, each of which counts invalidations. So a row
+that is published again after an invalidation, or by the next generation, replaces the earlier one.
+
+Retract: a task that ran because of an invalidation has published all rows that are still valid for its blocks. In
+the transaction of its completion each buffered dataset that its job ever wrote gets a message, by which the sink
+retracts rows of that job and those blocks with an older revision. The message may arrive before the task's own
+batches: those carry the higher revision, and a row that is written again is no longer retracted.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -22,36 +30,38 @@ from tracelake.contracts.buffers import (
     BufferBatch,
     BufferPublishRequest,
     BufferPublishResponse,
+    BufferRetract,
 )
+from tracelake.contracts.dispatcher_api import PayloadInput
 from tracelake.contracts.token_claims import TokenClaims
+from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.dispatcher.steps.task_scope import revision_of, scope_of
-from tracelake.domain.buffer_records import BadRecords, RecordProblem
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.buffers import BadRecords, RecordProblem
 from tracelake.domain.errors import Conflict, Forbidden, Invalid, NotFound
-from tracelake.domain.operator_catalog import BUFFER_SINK
+from tracelake.domain.operators.catalog import BUFFER_SINK
 from tracelake.domain.task import check_may_act
-from tracelake.objects.layout import batch_location
-from tracelake.objects.prefix import ObjectLocation, ObjectPrefix
+from tracelake.objects.base import ObjectLocation, ObjectPrefix, batch_location
 from tracelake.queue.base import MAX_BODY_BYTES
 from tracelake.store import buffers, tasks
 from tracelake.store.buffers import Buffer, KnownBuffer
 from tracelake.store.db import DeployLock, Transaction
-from tracelake.store.jobs import JobCard
+from tracelake.store.jobs import JobDefinition
 from tracelake.store.tasks import TaskRow
 
 _ENVELOPE_BYTES = 4096
-"""More than everything in a message that isn't its records takes."""
+"""Room for everything in a message besides its records."""
 _AT_ONCE = 1024 * 1024
 _LOOKS = 4
 
 
 class _SchemaMoved(Exception):
-    """The dataset isn't what this process thought: a deploy came in between."""
+    """The dataset has changed since this process cached it: a deploy came in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Records as they came, held against a schema: how many there are, or what is wrong with them."""
+    """Records as they came, checked against a schema: their number, or the problem."""
 
     text: str
     count: int
@@ -67,15 +77,14 @@ async def publish_buffer(
     else:
         text = _text(bytes(request.records))
     with ctx.metrics.timed("publish_buffer"):
+        # Each turn reads the schema anew; only deploys in quick succession use up more than two.
         for _ in range(_LOOKS):
             known = await _known(ctx, request)
             try:
                 return await _publish(ctx, request, known, await _check(ctx, known, text))
             except _SchemaMoved:
                 _forget(ctx, request)
-    raise Conflict(
-        "SchemaMismatch", "the dataset's schema changes faster than it can be looked at; try again"
-    )
+    raise Conflict("SchemaMismatch", "the dataset's schema changes faster than it can be read; try again")
 
 
 def _check_shape(request: BufferPublishRequest) -> None:
@@ -86,8 +95,9 @@ def _check_shape(request: BufferPublishRequest) -> None:
 
 
 async def _read_batch(ctx: StepContext, request: BufferPublishRequest, token: TokenClaims) -> str:
-    """The object that the caller named, if it lies where the token lets it write. It is read now and kept
-    apart: what becomes of the caller's own object later doesn't matter."""
+    """The object that the caller named, if its token may write there. It is read now and stored separately, so
+    later changes of the caller's object don't matter."""
+    # Before the read, so that an attempt that is over can't make this process read megabytes.
     await ctx.db.run(lambda tx: _admit(ctx, tx, request), lock=DeployLock.NONE)
     place = ctx.objects.locate(request.batch_uri or "")
     own = [ObjectPrefix.parse(prefix) for prefix in (*token.s3.write, *token.s3.scratch)]
@@ -127,7 +137,8 @@ def _forget(ctx: StepContext, request: BufferPublishRequest) -> None:
 
 
 async def _check(ctx: StepContext, known: KnownBuffer | None, text: str) -> _Checked:
-    """What is wrong is only said to those who may publish there. A large batch doesn't keep the others waiting."""
+    """A problem is returned and not raised, because only callers that may publish there get to see it. Large
+    batches are checked in portions, so that other requests don't wait."""
     if known is None:
         return _Checked(text, 0)
     decoder = known.schema.decoder(str(ctx.org_id))
@@ -153,7 +164,7 @@ async def _publish(
 
     async def work(tx: Transaction) -> BufferPublishResponse:
         nonlocal publisher
-        task, card, buffer, base = await _admit(ctx, tx, request)
+        task, definition, buffer, base = await _admit(ctx, tx, request)
         ctx.emissions.check_records(task, checked.count, len(checked.text))
         publisher = task
         if known is None or (known.dataset_uuid, known.schema_hash) != (
@@ -164,35 +175,39 @@ async def _publish(
         if checked.problem is not None:
             raise checked.problem
         if checked.count:
-            batch = _batch(task, card, buffer, revision_of(task, base), batch_id, checked, artifact)
-            await buffers.add_batch(tx, batch, card.dag_name, card.name)
+            batch = _batch(task, definition, buffer, revision_of(task, base), batch_id, checked, artifact)
+            await buffers.add_batch(tx, batch, definition.dag_name, definition.name)
         return BufferPublishResponse(checked.count, batch_id)
 
     answer = await ctx.db.run(work, hot=True)
     assert publisher is not None
+    # After the commit: a transaction that was run again counts once.
     ctx.emissions.add_records(publisher, checked.count, len(checked.text))
     return answer
 
 
 async def _admit(
     ctx: StepContext, tx: Transaction, request: BufferPublishRequest
-) -> tuple[TaskRow, JobCard, Buffer, int]:
-    """May this attempt publish to that dataset, now and with that schema? Also where its revisions begin."""
+) -> tuple[TaskRow, JobDefinition, Buffer, int]:
+    """Raises unless this attempt may publish to that dataset with that schema. Returns also where the revisions of
+    its job begin."""
+    # Shared, so that an attempt's publishes run beside each other; its end needs the row alone and waits.
     task = await tasks.share(tx, request.task_id)
     if task is None:
         raise NotFound("UnknownTask", f"there is no task {request.task_id}")
     check_may_act(task.state, request.attempt, request.lease_token)
-    card = (await ctx.cards.get(tx, [task.job_id]))[task.job_id]
+    definition = (await ctx.definitions.get(tx, [task.job_id]))[task.job_id]
     found = await buffers.find_published(tx, ctx.org_id, request.dataset_uuid, request.dataset, task.job_id)
-    if found is None or found[0].dag_name != card.dag_name or card.operator == BUFFER_SINK:
+    if found is None or found[0].dag_name != definition.dag_name or definition.operator == BUFFER_SINK:
+        # The same answer for a dataset that doesn't exist: names of other DAGs can't be probed.
         raise Forbidden(
             "NotYourDataset",
-            f"{request.dataset or request.dataset_uuid} is not a buffered dataset of DAG {card.dag_name}",
+            f"{request.dataset or request.dataset_uuid} is not a buffered dataset of DAG {definition.dag_name}",
         )
     buffer, base = found
     if request.schema_hash not in (None, buffer.schema_hash):
         raise Conflict("SchemaMismatch", f"the schema of {buffer.name} is {buffer.schema_hash} now")
-    return task, card, buffer, base
+    return task, definition, buffer, base
 
 
 async def _keep_large(
@@ -202,8 +217,8 @@ async def _keep_large(
     checked: _Checked,
     batch_id: UUID,
 ) -> str | None:
-    """Records that don't fit a message lie in the object store before the message speaks of them. Those who may not
-    publish are turned away first."""
+    """Store records that don't fit into a message in the object store, before the message that refers to them.
+    Callers that may not publish are refused first."""
     if known is None or not checked.count or not _too_large(checked.text):
         return None
     await ctx.db.run(lambda tx: _admit(ctx, tx, request), lock=DeployLock.NONE)
@@ -213,7 +228,8 @@ async def _keep_large(
 
 
 def _too_large(text: str) -> bool:
-    """As a string inside of the message it gets longer: every quote is escaped."""
+    """As a string inside the message the text is longer: every quote is escaped."""
+    # Escaping only adds bytes, so a text beyond the limit needn't be encoded to know.
     if len(text) > MAX_BODY_BYTES - _ENVELOPE_BYTES:
         return True
     return len(msgspec.json.encode(text)) > MAX_BODY_BYTES - _ENVELOPE_BYTES
@@ -221,7 +237,7 @@ def _too_large(text: str) -> bool:
 
 def _batch(
     task: TaskRow,
-    card: JobCard,
+    definition: JobDefinition,
     buffer: Buffer,
     revision: int,
     batch_id: UUID,
@@ -234,7 +250,7 @@ def _batch(
         dataset_uuid=buffer.dataset_uuid,
         dataset_version=buffer.dataset_version,
         schema_hash=buffer.schema_hash,
-        producer=f"{card.dag_name}/{card.name}",
+        producer=f"{definition.dag_name}/{definition.name}",
         task_id=task.task_id,
         attempt=task.state.attempt,
         revision=revision,
@@ -244,3 +260,81 @@ def _batch(
         records=checked.text if artifact is None else None,
         artifact=artifact,
     )
+
+
+def scope_of(task: TaskRow) -> BlockRange | None:
+    """The task's blocks: its partition, or the range that it reads of triggering inputs that have blocks. For an
+    update that has nothing new to read, the invalidated range."""
+    if task.scope is not None:
+        return task.scope
+    reads = _by_block(task)
+    return _hull(map(_window, reads)) or _hull(map(_invalidated, reads))
+
+
+def remade(task: TaskRow) -> BlockRange | None:
+    """The blocks that this task repeated because of an invalidation; None when it didn't run because of one. For an
+    update, the range that it read of every invalidated input."""
+    if task.scope is not None:
+        again = any(read["trigger"] and read["invalidation"] for read in task.inputs or ())
+        return task.scope if again else None
+    reads = [read for read in _by_block(task) if read.invalidation]
+    return _hull([*map(_window, reads), *map(_invalidated, reads)])
+
+
+def revision_of(task: TaskRow, base: int) -> int:
+    """The revision of rows that the task publishes; ``base`` is where those of its job's generation begin."""
+    reads = render_payload.from_json(task.inputs or [])
+    return base + sum(read.revision for read in reads) + sum((task.output_revisions or {}).values())
+
+
+def _by_block(task: TaskRow) -> list[PayloadInput]:
+    reads = render_payload.from_json(task.inputs or [])
+    return [read for read in reads if read.trigger and read.cursor_column is None]
+
+
+def _hull(spans: Iterable[BlockRange | None]) -> BlockRange | None:
+    found = [span for span in spans if span is not None]
+    if not found:
+        return None
+    return BlockRange(min(span.start for span in found), max(span.end for span in found))
+
+
+def _window(read: PayloadInput) -> BlockRange | None:
+    if not isinstance(read.after, int) or not isinstance(read.upto, int) or read.upto <= read.after:
+        return None
+    return BlockRange(max(0, read.after + 1), read.upto)
+
+
+def _invalidated(read: PayloadInput) -> BlockRange | None:
+    return BlockRange(read.invalidation.start, read.invalidation.end) if read.invalidation else None
+
+
+async def retract_buffers(ctx: StepContext, tx: Transaction, completed: Sequence[TaskRow]) -> None:
+    again = [(task, span) for task in completed if (span := remade(task)) is not None]
+    if not again:
+        return
+    definitions = await ctx.definitions.get(tx, (task.job_id for task, _ in again))
+    jobs = {(definition.dag_name, definition.name) for definition in definitions.values()}
+    written = await buffers.written_by(tx, sorted(jobs))
+    if not written:
+        return
+    bases = await buffers.revision_bases(tx, list(definitions))
+    messages = [
+        BufferRetract(
+            batch_id=ctx.entropy.uuid(),
+            dataset_uuid=target.dataset_uuid,
+            dataset_version=target.dataset_version,
+            producer=f"{target.dag_name}/{target.job_name}",
+            task_id=task.task_id,
+            attempt=task.state.attempt,
+            revision=revision_of(task, bases[task.job_id]),
+            scope_start=span.start,
+            scope_end=span.end,
+        )
+        for task, span in again
+        for target in written
+        if (target.dag_name, target.job_name)
+        == (definitions[task.job_id].dag_name, definitions[task.job_id].name)
+    ]
+    if messages:
+        await buffers.add_retractions(tx, messages)

@@ -1,8 +1,9 @@
-"""The task payload: inputs frozen at the claim, outputs with the attempt's own staging places."""
+"""The task payload, with inputs frozen at the claim and own staging places, and the attempt's capability token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -18,20 +19,23 @@ from tracelake.contracts.dispatcher_api import (
     PayloadWritten,
     TaskPayload,
 )
+from tracelake.contracts.staging import staging_reference
+from tracelake.contracts.token_claims import TokenDataset, TokenPrefixes
 from tracelake.dispatcher.steps.context import StepContext
-from tracelake.domain.buffer_schema import CURSOR_COLUMN
+from tracelake.domain.buffers import CURSOR_COLUMN
 from tracelake.domain.dag.model import Storage
 from tracelake.domain.task import TaskKind
 from tracelake.store.db import Row
-from tracelake.store.invalidations import Written
-from tracelake.store.jobs import JobCard, JobOutput
+from tracelake.store.invalidations import SourcePosition
+from tracelake.store.jobs import JobDefinition, JobOutputRow
 from tracelake.store.tasks import TaskRow
+from tracelake.tokens import capability
 
 OutputState = dict[Any, tuple[int, str | None]]
 
 
 def freeze_inputs(task: TaskRow, rows: Sequence[Row]) -> list[PayloadInput]:
-    """What the attempt reads, whatever happens to the datasets while it runs."""
+    """The attempt's inputs; later changes of the datasets don't affect them."""
     return [_input(task, row) for row in rows]
 
 
@@ -47,36 +51,36 @@ def from_json(frozen: list[dict[str, Any]]) -> list[PayloadInput]:
 def render(
     ctx: StepContext,
     task: TaskRow,
-    card: JobCard,
+    definition: JobDefinition,
     inputs: list[PayloadInput],
     outputs: OutputState,
     *,
     attempt: int,
     epoch: int | None,
     state: Any = None,
-    written: Mapping[UUID, Written] | None = None,
+    written: Mapping[UUID, SourcePosition] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> TaskPayload:
-    """``config`` takes the place of the job's own, for the platform's jobs, whose configuration may change."""
+    """``config`` replaces the job's own, for the platform's jobs, whose configuration may change."""
     return TaskPayload(
         task_id=task.task_id,
         attempt=attempt,
         epoch=epoch,
-        job=JobRef(card.dag_name, card.name),
-        operator=card.operator,
-        config=card.config if config is None else dict(config),
+        job=JobRef(definition.dag_name, definition.name),
+        operator=definition.operator,
+        config=definition.config if config is None else dict(config),
         inputs=inputs,
         outputs=[
             _output(ctx, task, output, outputs, attempt, epoch, (written or {}).get(output.dataset_version))
-            for output in card.outputs
+            for output in definition.outputs
         ],
         runtime=task.runtime,
         timeout_seconds=task.timeout_seconds,
         heartbeat_timeout_seconds=task.heartbeat_timeout_seconds,
-        update_strategy=card.update_strategy.value,
-        unique_key=list(card.unique_key),
-        secrets=list(card.secrets),
-        udf=card.udf,
+        update_strategy=definition.update_strategy.value,
+        unique_key=list(definition.unique_key),
+        secrets=list(definition.secrets),
+        udf=definition.udf,
         state=state,
         idle_timeout_seconds=task.idle_timeout_seconds,
     )
@@ -120,11 +124,11 @@ def _invalidation(row: Row) -> PayloadInvalidation | None:
 def _output(
     ctx: StepContext,
     task: TaskRow,
-    output: JobOutput,
+    output: JobOutputRow,
     states: OutputState,
     attempt: int,
     epoch: int | None,
-    written: Written | None,
+    written: SourcePosition | None,
 ) -> PayloadOutput:
     revision, name = states[output.dataset_version]
     staging = None
@@ -133,7 +137,7 @@ def _output(
             output.dataset_uuid, output.dataset_version, task.task_id, attempt, epoch
         ).uri
     elif output.storage is Storage.POSTGRES and epoch is not None:
-        staging = f"postgres_table:staging_{task.task_id.hex}_{attempt}_{epoch}_{output.output_index}"
+        staging = staging_reference(task.task_id, attempt, epoch, output.output_index)
     return PayloadOutput(
         output_index=output.output_index,
         name=output.name,
@@ -147,6 +151,37 @@ def _output(
     )
 
 
-def _written(written: Written) -> PayloadWritten:
-    taken_back = [InvalidateRange(span.start, span.end) for span in written.taken_back]
-    return PayloadWritten(written.cursor, written.finalized, taken_back)
+def _written(written: SourcePosition) -> PayloadWritten:
+    to_rewrite = [InvalidateRange(span.start, span.end) for span in written.taken_back]
+    return PayloadWritten(written.cursor, written.finalized, to_rewrite)
+
+
+async def issue_token(ctx: StepContext, org_id: UUID, payload: TaskPayload, now: datetime) -> str:
+    """A token to read the inputs by version, and to write the attempt's own staging places.
+
+    Read prefixes stay empty until credentials are made from them: data is read by query or by the trusted
+    operator's engine.
+    """
+    issued = await capability.issue(
+        ctx.signer,
+        issuer=ctx.issuer,
+        audience=ctx.audience,
+        org_id=org_id,
+        task_id=payload.task_id,
+        attempt=payload.attempt,
+        timeout_seconds=payload.timeout_seconds,
+        now=now,
+        datasets=[
+            TokenDataset(dataset_uuid=i.dataset_uuid, dataset_version=i.dataset_version, name=i.dataset)
+            for i in payload.inputs
+        ],
+        s3=TokenPrefixes(
+            write=tuple(
+                output.staging
+                for output in payload.outputs
+                if output.staging is not None and output.storage == Storage.PARQUET.value
+            )
+        ),
+        jti=ctx.entropy.uuid(),
+    )
+    return issued.token

@@ -1,8 +1,8 @@
-"""Step 2, route: what now counts becomes the tasks of those who depend on it, and their wake-ups.
+"""Step 2, route: creates the tasks of dependent jobs for everything that now counts, and their wake-ups.
 
-PerPartition jobs get a task for each scope that all their triggering inputs have; PerUpdate jobs have one
-waiting task that will read up to wherever its inputs are when it is claimed. Whatever is routed twice
-makes nothing twice: the database's unique keys are the memory.
+PerPartition jobs get a task for each scope that all their triggering inputs have committed; PerUpdate jobs have one
+waiting task that reads up to wherever its inputs are when it is claimed. Routing twice creates nothing twice:
+unique keys in the database see to that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracelake.store.tasks import NewTask
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What counts from now on: committed scopes, and versions with their cursor before and now."""
+    """Newly committed scopes, and versions with their cursor before and now."""
 
     scopes: Sequence[CommittedScope] = ()
     cursors: Sequence[tuple[UUID, int, int]] = ()
@@ -40,10 +40,11 @@ async def route(
     *,
     also: Iterable[UUID] = (),
 ) -> list[NewTask]:
-    """Create what ``counted`` sets in motion among ``consumers``, whose gates the caller holds.
+    """Create the tasks of ``consumers`` for ``counted``; the caller holds their gates.
 
-    ``also`` are PerUpdate jobs to look at whatever was counted: their own last task has just ended.
+    ``also`` are PerUpdate jobs to check in any case: their own last task has just ended.
     """
+    # Before tasks are made: an update is only created if its job's cursor lies behind its inputs.
     await _rewind_below(tx, counted, consumers)
     created = await tasks.create_partition_tasks(tx, await _partition_candidates(ctx, tx, counted, consumers))
     created += await create_updates(ctx, tx, _update_jobs(counted, consumers) | set(also))
@@ -73,6 +74,7 @@ async def _partition_candidates(
         (consumer.job_id, version, before, cursor)
         for version, before, cursor in counted.cursors
         for consumer in by_version.get(version, ())
+        # With one triggering input the scope itself makes the task; a cursor only completes scopes of joins.
         if consumer.trigger_count > 1
     ]
     reached = await datasets.scopes_reached_by_cursor(tx, joins)
@@ -93,7 +95,7 @@ def _update_jobs(counted: Counted, consumers: Sequence[Consumer]) -> set[UUID]:
 
 
 async def _rewind_below(tx: Transaction, counted: Counted, consumers: Sequence[Consumer]) -> None:
-    """A partition that fills in below what a PerUpdate job has read is read by going back to it."""
+    """Rewind PerUpdate jobs that have already read beyond a newly committed partition."""
     per_update = [c for c in consumers if c.strategy is ExecutionStrategy.PER_UPDATE]
     await datasets.rewind_below_commit(
         tx,

@@ -1,4 +1,4 @@
 """A DAG from YAML to a deploy plan: parse, fingerprint, compare.
 
-Pure; the store executes what is decided here.
+Pure; the store executes the plan.
 """

@@ -1,8 +1,8 @@
 """Typed access to one map of a DAG file.
 
-A reader returns the value, or the default after it has said what is wrong, so that parsing goes on and
-finds the next problem. A field that is present but empty counts as absent. Fields nobody knows are
-refused with the nearest name that somebody does.
+A reader returns the value, or the default after it has reported a problem, so that parsing goes on and finds the
+next one. A field that is present but empty counts as absent. Unknown fields are refused with the nearest known
+name.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from tracelake.domain.dag.node import Map, Node, Scalar, Seq, kind_of, plain
-from tracelake.domain.dag.problems import Path, Problems
+from tracelake.domain.dag.problems import Map, Node, Path, Problems, Scalar, Seq, kind_of, plain
+from tracelake.domain.duration import parse_duration
 
 E = TypeVar("E", bound=StrEnum)
 
 MAX_SECONDS = 365 * 24 * 3600
 MAX_COUNT = 1_000_000_000
 MAX_STRINGS = 500
+#: Above this number of names errors have no hint: the search for the nearest one takes time for each name.
 MAX_HINTS_FROM = 200
-"""Finding the nearest name costs as much as there are names; a large DAG gets its errors without."""
-
-_DURATION = re.compile(r"([0-9]{1,9})([smhd])\Z")
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Fields:
@@ -42,6 +39,7 @@ class Fields:
 
     def node(self, name: str) -> Node | None:
         node = self._node.entries.get(name)
+        # A name without a value is null in YAML; it counts as left out.
         return None if isinstance(node, Scalar) and node.value is None else node
 
     def has(self, name: str) -> bool:
@@ -72,6 +70,7 @@ class Fields:
         if node is None:
             return default
         value = node.value if isinstance(node, Scalar) else None
+        # A bool is an int in Python, but ``true`` in a file is no number.
         if not isinstance(value, int) or isinstance(value, bool):
             self.wrong(name, f"must be a whole number, not {kind_of(node)}")
         elif not low <= value <= high:
@@ -84,15 +83,14 @@ class Fields:
         """A duration: whole seconds, or a number with a unit of s, m, h or d."""
         node = self.node(name)
         if isinstance(node, Scalar) and isinstance(node.value, str):
-            matched = _DURATION.match(node.value)
-            if matched is None:
+            seconds = parse_duration(node.value)
+            if seconds is None:
                 self.wrong(name, "must be seconds or a duration like 30s, 10m, 2h, 1d")
                 return default
-            total = int(matched[1]) * _UNIT_SECONDS[matched[2]]
-            if not low <= total <= MAX_SECONDS:
+            if not low <= seconds <= MAX_SECONDS:
                 self.wrong(name, f"must be between {low} and {MAX_SECONDS} seconds")
                 return default
-            return total
+            return int(seconds)
         return self.integer(name, default, low=low, high=MAX_SECONDS)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -117,7 +115,7 @@ class Fields:
         return None
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """A list of different, non-empty strings; one alone may stand without brackets."""
+        """A list of different, non-empty strings; a single one needs no brackets."""
         node = self.node(name)
         if node is None:
             return ()
@@ -147,7 +145,7 @@ class Fields:
         return None
 
     def free_map(self, name: str) -> dict[str, Any]:
-        """A map whose keys are nobody's business here."""
+        """A map with any keys."""
         node = self.node(name)
         if isinstance(node, Map):
             data: dict[str, Any] = plain(node)
@@ -164,7 +162,7 @@ class Fields:
             self.wrong(name, f"must be a map, not {kind_of(node)}")
 
     def items(self, name: str, known: Collection[str]) -> Iterator[Fields]:
-        """The maps of a list of maps; an item of another kind is reported and left out."""
+        """The maps of a list; an item that isn't a map is reported and left out."""
         node = self.node(name)
         if node is None:
             return
@@ -180,7 +178,7 @@ class Fields:
 
 
 def shown(pattern: re.Pattern[str]) -> str:
-    """A pattern as other dialects and people write its end."""
+    """The pattern with ``$`` for Python's ``\\Z``."""
     return pattern.pattern.removesuffix(r"\Z") + "$"
 
 

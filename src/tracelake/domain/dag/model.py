@@ -1,9 +1,8 @@
-"""What a DAG file says, once it is known to be right.
+"""The model of a valid DAG file.
 
-A ``DagSpec`` is complete: defaults are applied, names and storages of outputs are filled in, so nobody
-downstream asks the operator catalog or the YAML again. Every type is frozen and survives
-``msgspec.json`` in both directions, because the store keeps the spec of each version and decodes it
-when it plans the next one.
+A ``DagSpec`` is complete: defaults are applied, names and storages of outputs are filled in, so its users need
+neither the operator catalog nor the YAML. Every type is frozen and survives ``msgspec.json`` in both directions,
+because the store keeps the spec of each version and decodes it when it plans the next one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class UpdateStrategy(StrEnum):
 
 
 class Storage(StrEnum):
-    """Where an output's rows are; ``none`` means that the event is all there is."""
+    """The storage of an output's rows; ``none`` has only events."""
 
     PARQUET = "parquet"
     POSTGRES = "postgres"
@@ -99,7 +98,7 @@ class UdfSpec(msgspec.Struct, frozen=True):
 
 
 class JobSettings(msgspec.Struct, frozen=True):
-    """How a job is run. None of it changes what the job produces, so a change keeps its dataset versions."""
+    """How a job is run. No setting changes the job's rows, so a change keeps its dataset versions."""
 
     max_attempts: int = 3
     timeout_seconds: int = 600

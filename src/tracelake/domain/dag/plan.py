@@ -1,28 +1,56 @@
-"""What a deploy will do, decided from specs alone.
+"""The plan of a deploy, decided from specs alone.
 
-``plan_deploy`` compares the world as it is with the world as it would be and writes down one change per
-job and per published name. Deploy executes these objects and ``plan`` prints them, so the two can't
-disagree. A job that keeps its fingerprint keeps its dataset versions; one that doesn't gets new ones, and
-so does everything downstream of it, in other DAGs too.
+``plan_deploy`` compares the active DAGs with those after the deploy and returns one change per job and per
+published name. Deploy executes these objects and ``plan`` prints them, so the two can't disagree. A job that keeps
+its fingerprint keeps its dataset versions; one that doesn't gets new ones, and so does everything downstream of it,
+in other DAGs too.
+
+A fingerprint is a hash of everything that decides a job's rows (operator, config, inputs and their producers,
+``where``, outputs, strategies, bundle, names of secrets), so a change anywhere upstream changes it. It leaves out
+how the job is run (runtime, scaling, timeouts, retries, priority, queue limits). It is computed from the decoded
+spec and must not change when the spec has been through ``jsonb``, which rewrites numbers and the order of keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from enum import StrEnum
+from itertools import zip_longest
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
-from tracelake.domain.buffer_schema import BufferSchema, added_columns
-from tracelake.domain.dag.check_world import check_world
-from tracelake.domain.dag.cycles import topological
-from tracelake.domain.dag.diff import differences, tuning_differences
-from tracelake.domain.dag.fingerprint import fingerprints
-from tracelake.domain.dag.model import BufferedDataset, DagSpec, JobSpec, PublishedOutput, Storage
-from tracelake.domain.dag.node import START, Mark
-from tracelake.domain.dag.problems import Path
-from tracelake.domain.dag.world import BufferedRef, JobKey, OutputRef, World
+from tracelake.domain.buffers import BufferSchema, added_columns
+from tracelake.domain.dag.graph import BufferedRef, DagGraph, JobKey, OutputRef, check_world, topological
+from tracelake.domain.dag.model import (
+    BufferedDataset,
+    DagSpec,
+    DatasetName,
+    InputSpec,
+    JobOutput,
+    JobSpec,
+    OutputSpec,
+    PublishedOutput,
+    Storage,
+)
+from tracelake.domain.dag.problems import START, Mark, Path
+
+MAX_SHOWN = 80
+_PRODUCT_FIELDS = (
+    "activation",
+    "source_kind",
+    "operator",
+    "execution_strategy",
+    "update_strategy",
+    "unique_key",
+    "udf",
+    "secrets",
+)
+_ABSENT = object()
 
 
 class ChangeKind(StrEnum):
@@ -34,7 +62,7 @@ class ChangeKind(StrEnum):
 
 
 class VersionChange(StrEnum):
-    """What happens to an output's dataset version."""
+    """The change of an output's dataset version."""
 
     NEW = "new"
     KEPT = "kept"
@@ -58,7 +86,7 @@ class OutputChange(msgspec.Struct, frozen=True):
 
 
 class JobChange(msgspec.Struct, frozen=True):
-    """``fingerprint`` is the one that holds afterwards; of a removed job, the one it had."""
+    """``fingerprint`` is the one after the deploy; for a removed job, its last one."""
 
     dag: str
     job: str
@@ -69,7 +97,7 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class PublishChange(msgspec.Struct, frozen=True):
-    """``extended``: a buffered dataset gets further columns. ``moved``: the name means something else now."""
+    """``extended``: a buffered dataset gets further columns. ``moved``: the name gets another producer."""
 
     name: str
     kind: PublishKind
@@ -79,7 +107,7 @@ class PublishChange(msgspec.Struct, frozen=True):
 
 
 class DeployPlan(msgspec.Struct, frozen=True):
-    """Jobs upstream first, removed ones last; of other DAGs only those that the deploy reaches."""
+    """Jobs upstream first, removed ones last; jobs of other DAGs only if the deploy changes them."""
 
     dag: str
     jobs: tuple[JobChange, ...]
@@ -102,14 +130,14 @@ def plan_deploy(
     locate: Callable[[Path], Mark] = _at_start,
     kept: Mapping[str, BufferSchema] = MappingProxyType({}),
 ) -> DeployPlan:
-    """``active`` holds the active spec of each DAG by name. ``locate`` gives problems their place in the file.
-    ``kept`` are the schemas of buffered datasets that this DAG has or once had: their rows are still there.
+    """``active`` holds the active spec of each DAG by name. ``locate`` finds the place of a problem in the file.
+    ``kept`` are the schemas of buffered datasets that this DAG has or once had: their rows still exist.
 
-    Raises ``InvalidDag`` for what only shows in the company of the other DAGs and of what is stored: a name that
-    is taken, a dataset that somebody reads and nobody would publish any more, a cycle through several DAGs, a
-    schema that rows already written don't fit.
+    Raises ``InvalidDag`` for problems with other DAGs and with stored rows: a name that is taken, a dataset that is
+    read and would no longer be published, a cycle through several DAGs, a schema that stored rows don't fit.
     """
-    before, after = World(active), World({**active, new.name: new})
+    before, after = DagGraph(active), DagGraph({**active, new.name: new})
+    # What the database still has wins over the active spec: an unpublished dataset keeps its rows.
     kept = {**_buffered(active.get(new.name)), **kept}
     check_world(new, before, after, locate, kept)
     return _Planner(new.name, before, after, kept).plan()
@@ -121,7 +149,7 @@ def _buffered(spec: DagSpec | None) -> dict[str, BufferSchema]:
 
 
 class _Planner:
-    def __init__(self, dag: str, before: World, after: World, kept: Mapping[str, BufferSchema]) -> None:
+    def __init__(self, dag: str, before: DagGraph, after: DagGraph, kept: Mapping[str, BufferSchema]) -> None:
         self._kept = kept
         self._dag = dag
         self._before = before
@@ -216,11 +244,11 @@ def _publish_change(
     if was is None:
         kind = PublishKind.PUBLISHED
         if kept is not None and isinstance(now, BufferedDataset):
-            because = ("it was here before: its rows are taken up again", *because)
+            because = ("it was published before: its existing rows are kept", *because)
     elif now is None:
         kind = PublishKind.UNPUBLISHED
         if isinstance(was, BufferedDataset):
-            because = ("its rows stay",)
+            because = ("its rows are kept",)
     elif isinstance(was, BufferedDataset) and isinstance(now, BufferedDataset):
         kind = PublishKind.EXTENDED if because else PublishKind.UNCHANGED
     else:
@@ -236,3 +264,206 @@ def _means(entry: PublishedOutput | BufferedDataset | None) -> str | None:
             return "a buffered dataset"
         case None:
             return None
+
+
+def fingerprints(world: Mapping[str, DagSpec]) -> dict[tuple[str, str], str]:
+    """Fingerprints by (dag, job), for DAGs without cycles; ``plan_deploy`` refuses cycles before."""
+    graph = DagGraph(world)
+    found: dict[JobKey, str] = {}
+    # Parents first, since a job's identity contains theirs.
+    for key in topological(graph.parents()):
+        job = graph.job(key)
+        assert job is not None
+        found[key] = _digest(_job_identity(key[0], job, graph, found))
+    if len(found) != sum(1 for _ in graph.jobs()):
+        raise ValueError("the DAGs feed each other in a cycle")
+    return found
+
+
+def canonical(value: Any) -> Any:
+    """The value in a form that is the same before and after a round trip through ``jsonb``."""
+    if isinstance(value, Mapping):
+        return {key: canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        # jsonb returns 1e3 as 1000: both spellings need one hash.
+        return int(Decimal(repr(value)))
+    return value
+
+
+def _digest(identity: Any) -> str:
+    # NaN and infinity aren't JSON, and jsonb would refuse the spec later.
+    text = json.dumps(canonical(identity), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _job_identity(dag: str, job: JobSpec, graph: DagGraph, known: Mapping[JobKey, str]) -> dict[str, Any]:
+    return {
+        "activation": job.activation.value,
+        "source_kind": job.source_kind.value if job.source_kind else None,
+        "operator": job.operator,
+        "config": job.config,
+        "inputs": [
+            {
+                "source": _source_identity(graph.producer(dag, edge), known),
+                "trigger": edge.trigger,
+                "where": msgspec.to_builtins(edge.where.tree) if edge.where else None,
+            }
+            for edge in job.inputs
+        ],
+        "outputs": [[output.name, output.storage.value] for output in job.outputs],
+        "execution_strategy": job.execution_strategy.value if job.execution_strategy else None,
+        "update_strategy": job.update_strategy.value,
+        "unique_key": list(job.unique_key),
+        "udf": [job.udf.bundle, job.udf.entrypoint] if job.udf else None,
+        # The order in which a file lists them doesn't change any row.
+        "secrets": sorted(job.secrets),
+    }
+
+
+def _source_identity(source: OutputRef | BufferedRef | None, known: Mapping[JobKey, str]) -> Any:
+    match source:
+        case OutputRef(dag, job, output):
+            return ["output", dag, job, output, known[dag, job]]
+        case BufferedRef(dag, dataset):
+            # The schema is left out: it only ever gains columns, and a new column needs no new read.
+            return ["buffered", dag, dataset.name]
+        case None:
+            return None
+
+
+def differences(old: JobSpec, new: JobSpec) -> Iterator[str]:
+    """Changes in a job's own spec that change its rows, in words: ``config.range_size: 1000 -> 500``."""
+    for name in _PRODUCT_FIELDS:
+        yield from _changed(name, _plain(getattr(old, name)), _plain(getattr(new, name)))
+    yield from _changed("config", canonical(old.config), canonical(new.config))
+    for index, (was, now) in enumerate(zip_longest(old.inputs, new.inputs)):
+        yield from _input_changed(f"input {index}", was, now)
+    for index, (out, after) in enumerate(zip_longest(old.outputs, new.outputs)):
+        yield from _output_changed(f"output {index}", out, after)
+
+
+def tuning_differences(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
+    """Changes that affect only how a job is run."""
+    found = list(_changed("runtime", old.runtime, new.runtime))
+    before, after = _plain(old.settings), _plain(new.settings)
+    for name in before:
+        found += _changed(name, before[name], after[name])
+    return tuple(found)
+
+
+def _input_changed(label: str, was: InputSpec | None, now: InputSpec | None) -> Iterator[str]:
+    if was is None or now is None:
+        edge = was or now
+        assert edge is not None
+        yield f"{label}: {_source(edge)} {'added' if was is None else 'removed'}"
+        return
+    if was.source != now.source:
+        yield f"{label}: {_source(was)} -> {_source(now)}"
+    yield from _changed(f"{label}: trigger", was.trigger, now.trigger)
+    if (was.where and was.where.tree) != (now.where and now.where.tree):
+        yield f"{label}: where: {_where(was)} -> {_where(now)}"
+
+
+def _output_changed(label: str, was: OutputSpec | None, now: OutputSpec | None) -> Iterator[str]:
+    if was is None or now is None:
+        output = was or now
+        assert output is not None
+        yield f"{label}: {output.name} {'added' if was is None else 'removed'}"
+        return
+    yield from _changed(f"{label}: name", was.name, now.name)
+    yield from _changed(f"{label}: storage", was.storage.value, now.storage.value)
+
+
+def _source(edge: InputSpec) -> str:
+    match edge.source:
+        case JobOutput(job, output):
+            return f"{job}, output {output}"
+        case DatasetName(dataset):
+            return f"dataset {dataset}"
+
+
+def _where(edge: InputSpec) -> str:
+    return _shorten(edge.where.text) if edge.where is not None else "(none)"
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _changed(label: str, was: Any, now: Any) -> Iterator[str]:
+    """Maps are compared key by key, other values as a whole. True and 1 differ, as they do in JSON."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*was, *now}):
+            yield from _changed(f"{label}.{key}", was.get(key, _ABSENT), now.get(key, _ABSENT))
+    elif _show(was) != _show(now):
+        yield f"{label}: {_shorten(_show(was))} -> {_shorten(_show(now))}"
+
+
+def _show(value: Any) -> str:
+    if value is _ABSENT or value is None:
+        return "(none)"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+_SIGNS = {
+    ChangeKind.ADDED: "+",
+    ChangeKind.REPLACED: "!",
+    ChangeKind.RETUNED: "~",
+    ChangeKind.UNCHANGED: " ",
+    ChangeKind.REMOVED: "-",
+}
+
+
+_PUBLISH_SIGNS = {
+    PublishKind.PUBLISHED: "+",
+    PublishKind.MOVED: "!",
+    PublishKind.EXTENDED: "~",
+    PublishKind.UNPUBLISHED: "-",
+    PublishKind.UNCHANGED: " ",
+}
+
+
+def render(plan: DeployPlan) -> str:
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: DeployPlan) -> Iterator[str]:
+    if plan.changes_nothing:
+        yield f"DAG {plan.dag}: nothing changes"
+        return
+    yield f"DAG {plan.dag}"
+    dag = plan.dag
+    for change in sorted(plan.jobs, key=lambda job: (job.dag != plan.dag, job.dag)):
+        if change.dag != dag:
+            dag = change.dag
+            yield f"DAG {dag} (downstream)"
+        yield from _job_lines(change)
+    if plan.publish:
+        yield "Published names"
+        for entry in plan.publish:
+            yield _publish_line(entry)
+            yield from (f"      {reason}" for reason in entry.because)
+
+
+def _job_lines(change: JobChange) -> Iterator[str]:
+    yield f"  {_SIGNS[change.kind]} {change.job}: {change.kind}"
+    yield from (f"      because {reason}" for reason in change.because)
+    if change.kind in (ChangeKind.UNCHANGED, ChangeKind.RETUNED):
+        return
+    for output in change.outputs:
+        known_as = f" ({output.dataset})" if output.dataset else ""
+        yield f"      output {output.index} {output.name}{known_as}: {output.version} version"
+
+
+def _publish_line(change: PublishChange) -> str:
+    means = {
+        PublishKind.MOVED: f": {change.before} -> {change.after}",
+        PublishKind.PUBLISHED: f": {change.after}",
+    }.get(change.kind, "")
+    return f"  {_PUBLISH_SIGNS[change.kind]} {change.name}: {change.kind}{means}"

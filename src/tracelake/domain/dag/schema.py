@@ -1,7 +1,8 @@
 """JSON Schema of a DAG file, for editors.
 
-It knows shapes and spellings; what needs the other jobs, the other DAGs or the installation is left to
-``parse_dag``. Defaults are the model's own.
+It checks shapes and spellings; checks that need the other jobs, the other DAGs or the installation are left to
+``parse_dag``. Defaults are the model's own. The settings of built-in operators come from their declarations
+(``domain.operators``), so that an editor can complete and check ``config``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
+from tracelake.domain.dag.entries import COLUMN_NAME, DATASET_NAME, JOB_NAME, MAX_OUTPUTS, WriteMode
 from tracelake.domain.dag.fields import MAX_COUNT, MAX_SECONDS, shown
-from tracelake.domain.dag.job_fields import DATASET_NAME, JOB_NAME, MAX_OUTPUTS
 from tracelake.domain.dag.model import (
     Activation,
     BackpressureMode,
@@ -25,14 +29,17 @@ from tracelake.domain.dag.model import (
     Storage,
     UpdateStrategy,
 )
-from tracelake.domain.dag.publish_fields import COLUMN_NAME, WriteMode
-from tracelake.domain.operator_catalog import CATALOG, PLATFORM_OPERATORS
+from tracelake.domain.operators.catalog import CATALOG
+from tracelake.domain.operators.spec import OperatorSpec
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
+_NAMED = tuple(spec for spec in CATALOG.values() if not spec.platform)
 DURATION_FORMS = " Seconds, or 30s, 10m, 2h, 1d."
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+_LINK_ALONE = re.compile(r" \(\[[^\]]+\]\([^)]*\)\)")
 
 
-def json_schema() -> Schema:
+def json_schema() -> JsonSchema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Tracelake DAG",
@@ -47,7 +54,7 @@ def json_schema() -> Schema:
                 "jobs": {
                     "type": "array",
                     "minItems": 1,
-                    "items": _job(),
+                    "items": {**_job(), "allOf": [_config_of(spec) for spec in _NAMED if spec.settings]},
                     "description": "The jobs of the DAG.",
                 },
                 "publish": {
@@ -63,23 +70,25 @@ def json_schema() -> Schema:
 
 
 def schema_text() -> str:
-    """The schema as it stands in ``docs/dag.schema.json``."""
+    """The text of ``docs/dag.schema.json``."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
-def _job() -> Schema:
+def _job() -> JsonSchema:
     return _object(
-        "One job: an operator, what it reads and what it makes.",
+        "An operator with its inputs and outputs.",
         {
             "name": _name(JOB_NAME, "Unique within the DAG."),
             "activation": _choice(Activation, "source: starts by itself; reactive: runs when inputs change."),
-            "runtime": _text("A runtime that the installation has registered, e.g. ecs_spark."),
+            "runtime": _text(
+                "A runtime that the installation has registered and the operator runs on, e.g. ecs_spark."
+            ),
             "operator": {
-                **_text("What to run: a built-in operator, or the name of one's own."),
-                "examples": sorted(CATALOG.keys() - PLATFORM_OPERATORS),
+                **_text("Operator: built-in or custom."),
+                "examples": sorted(spec.name for spec in _NAMED),
             },
             "source": _object(
-                "How a source is kept going.",
+                "How a source is activated.",
                 {
                     "kind": _choice(
                         SourceKind,
@@ -88,11 +97,11 @@ def _job() -> Schema:
                 },
                 required=("kind",),
             ),
-            "inputs": {"type": ["array", "null"], "items": _input(), "description": "What the job reads."},
+            "inputs": {"type": ["array", "null"], "items": _input(), "description": "Inputs of the job."},
             "outputs": _outputs(),
             "execution_strategy": _choice(
                 ExecutionStrategy,
-                "PerUpdate: one task for all that is new; PerPartition: one each. Reactive jobs only.",
+                "PerUpdate: one task for all new data; PerPartition: one per range. Reactive jobs only.",
                 default=ExecutionStrategy.PER_UPDATE,
             ),
             "update_strategy": _choice(
@@ -100,16 +109,16 @@ def _job() -> Schema:
                 "replace rewrites a range; append adds rows and needs unique_key.",
                 default=UpdateStrategy.REPLACE,
             ),
-            "unique_key": _strings("Columns that make a row the same row; required for append."),
+            "unique_key": _strings("Columns that identify a row; required for append."),
             "config": {"type": ["object", "null"], "description": "Settings of the operator."},
             "secrets": _strings("Names of secrets for the operator's environment; refused for UDF jobs."),
             "udf": _object(
-                "User code for runtime: lambda: a bundle and where it starts.",
+                "User code for runtime: lambda: a bundle and its entrypoint.",
                 {
                     "bundle": _text(
                         "Reference of the bundle: sha256:…, as `tracelake bundle push` prints it."
                     ),
-                    "entrypoint": _text("Where it starts: module.function, as in AWS Lambda."),
+                    "entrypoint": _text("Handler: module.function, as in AWS Lambda."),
                 },
                 required=("bundle", "entrypoint"),
             ),
@@ -119,41 +128,73 @@ def _job() -> Schema:
     )
 
 
-def _settings() -> dict[str, Schema]:
+def _config_of(spec: OperatorSpec[Any]) -> JsonSchema:
+    """The settings of a built-in operator, for jobs that name it."""
+    made = msgspec.json.schema(spec.config)["$defs"][spec.config.__name__]
+    fields = {field.name: field for field in spec.settings}
+    properties = {
+        name: _described(inner, fields[name].setting.about) for name, inner in made["properties"].items()
+    }
+    config = {
+        "type": ["object", "null"],
+        "description": _without_links(spec.about),
+        "properties": properties,
+        "required": made["required"],
+        "additionalProperties": not spec.refuses_unknown,
+    }
+    return {
+        "if": {"properties": {"operator": {"const": spec.name}}, "required": ["operator"]},
+        "then": {"properties": {"config": config}},
+    }
+
+
+def _described(field: Mapping[str, Any], about: str) -> JsonSchema:
+    default = {"default": field["default"]} if field.get("default") is not None else {}
+    rest = {key: value for key, value in field.items() if key != "default"}
+    return {"description": _without_links(about), **rest, **default}
+
+
+def _without_links(markdown: str) -> str:
+    """Plain text: editors don't render Markdown, and relative links of the reference page wouldn't work there."""
+    return _LINK.sub(r"\1", _LINK_ALONE.sub("", markdown))
+
+
+def _settings() -> dict[str, JsonSchema]:
     usual = JobSettings()
     return {
-        "max_attempts": _count("Claims before a task fails for good.", 1, 1000, default=usual.max_attempts),
-        "timeout_seconds": _duration("Longest run of one attempt.", default=usual.timeout_seconds),
+        "max_attempts": _count(
+            "Maximum number of attempts before a task fails.", 1, 1000, default=usual.max_attempts
+        ),
+        "timeout_seconds": _duration("Maximum duration of one attempt.", default=usual.timeout_seconds),
         "heartbeat_timeout_seconds": _duration(
-            "Lease: silence after which an attempt is lost.", default=usual.heartbeat_timeout_seconds
+            "Lease duration: maximum time without a heartbeat before the attempt expires.",
+            default=usual.heartbeat_timeout_seconds,
         ),
         "priority": _choice(
             Priority, "For backpressure: bulk is held first. No effect yet.", default=usual.priority
         ),
         "scaling": _object(
-            "Limits on running tasks.", {"max_concurrency": _count("Most tasks running at a time.", 1)}
+            "Limits on running tasks.", {"max_concurrency": _count("Maximum number of running tasks.", 1)}
         ),
         "max_queue_depth": _count("Waiting tasks beyond which to pause producers. No effect yet.", 1),
         "max_queue_age": _duration("Age of a waiting task beyond which to pause producers. No effect yet."),
         "backpressure": _choice(
             BackpressureMode,
-            "What a full queue does to producers. No effect yet.",
+            "Behaviour of producers when the queue is full. No effect yet.",
             default=usual.backpressure,
         ),
         "retry": _object(
             "Backoff between attempts: min(max, base * 2^n), with jitter.",
             {
                 "base": _duration("First wait.", 0, default=usual.retry_base_seconds),
-                "max": _duration("Longest wait.", 0, default=usual.retry_max_seconds),
+                "max": _duration("Maximum wait.", 0, default=usual.retry_max_seconds),
             },
         ),
-        "idle_timeout": _duration(
-            "A worker that may end when idle stays at least so long after a task of this job."
-        ),
+        "idle_timeout": _duration("Minimum idle timeout of workers after a task of this job."),
     }
 
 
-def _input() -> Schema:
+def _input() -> JsonSchema:
     scalar = {
         "type": ["string", "number", "boolean", "null"],
         "minimum": -sys.float_info.max,
@@ -163,7 +204,7 @@ def _input() -> Schema:
         "One input edge.",
         {
             "from": {
-                "description": "Where the rows come from.",
+                "description": "Source of the rows.",
                 "oneOf": [
                     _output_of("An output of a job of this DAG."),
                     _object(
@@ -176,7 +217,7 @@ def _input() -> Schema:
             },
             "trigger": {
                 "type": ["boolean", "null"],
-                "description": "false: read as it is, wait for nothing.",
+                "description": "false: read the committed state without triggering tasks.",
                 "default": True,
             },
             "where": {
@@ -200,17 +241,17 @@ def _input() -> Schema:
     )
 
 
-def _outputs() -> Schema:
+def _outputs() -> JsonSchema:
     entry = _object(
         "One output.",
         {
             "name": {**_name(DATASET_NAME, "Part of its file names."), "type": ["string", "null"]},
-            "storage": _choice(Storage, "none: the event is all there is."),
+            "storage": _choice(Storage, "none: events only, no rows."),
         },
         nullable=False,
     )
     return {
-        "description": "How many outputs, or one entry each; the operator's own defaults hold otherwise.",
+        "description": "Number of outputs, or one entry per output; the default is the operator's.",
         "anyOf": [
             {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_OUTPUTS},
             {"type": "array", "maxItems": MAX_OUTPUTS, "items": entry},
@@ -218,7 +259,7 @@ def _outputs() -> Schema:
     }
 
 
-def _output_of(description: str) -> Schema:
+def _output_of(description: str) -> JsonSchema:
     return _object(
         description,
         {
@@ -230,7 +271,7 @@ def _output_of(description: str) -> Schema:
     )
 
 
-def _published_output() -> Schema:
+def _published_output() -> JsonSchema:
     return _object(
         "A job's output under a name.",
         {"from": _output_of("The output.")},
@@ -239,14 +280,14 @@ def _published_output() -> Schema:
     )
 
 
-def _buffered() -> Schema:
+def _buffered() -> JsonSchema:
     return _object(
         "A dataset that jobs publish records to and the platform writes.",
         {
-            "storage": {"const": Storage.POSTGRES.value, "description": "Where the rows are kept."},
+            "storage": {"const": Storage.POSTGRES.value, "description": "Storage of the rows."},
             "write_mode": _choice(WriteMode, "Records go through a durable buffer."),
             "schema": _object(
-                "Columns, and what makes a record the same record.",
+                "Columns and unique key.",
                 {
                     "columns": {
                         "type": "object",
@@ -267,8 +308,12 @@ def _buffered() -> Schema:
 
 
 def _object(
-    description: str, properties: dict[str, Schema], required: tuple[str, ...] = (), *, nullable: bool = True
-) -> Schema:
+    description: str,
+    properties: dict[str, JsonSchema],
+    required: tuple[str, ...] = (),
+    *,
+    nullable: bool = True,
+) -> JsonSchema:
     return {
         "type": ["object", "null"] if nullable else "object",
         "description": description,
@@ -278,27 +323,27 @@ def _object(
     }
 
 
-def _name(pattern: re.Pattern[str], description: str) -> Schema:
+def _name(pattern: re.Pattern[str], description: str) -> JsonSchema:
     return {"type": "string", "pattern": shown(pattern), "description": description}
 
 
-def _text(description: str) -> Schema:
+def _text(description: str) -> JsonSchema:
     return {"type": ["string", "null"], "minLength": 1, "maxLength": 2048, "description": description}
 
 
-def _strings(description: str) -> Schema:
+def _strings(description: str) -> JsonSchema:
     one = {"type": "string", "minLength": 1, "maxLength": 256}
     many = {"type": "array", "items": one, "uniqueItems": True}
     return {"anyOf": [{**one, "type": ["string", "null"]}, many], "description": description}
 
 
-def _choice(kind: type[StrEnum], description: str, *, default: StrEnum | None = None) -> Schema:
-    choice: Schema = {"enum": [*[member.value for member in kind], None], "description": description}
+def _choice(kind: type[StrEnum], description: str, *, default: StrEnum | None = None) -> JsonSchema:
+    choice: JsonSchema = {"enum": [*[member.value for member in kind], None], "description": description}
     return choice if default is None else {**choice, "default": default.value}
 
 
-def _count(description: str, low: int, high: int = MAX_COUNT, *, default: int | None = None) -> Schema:
-    count: Schema = {
+def _count(description: str, low: int, high: int = MAX_COUNT, *, default: int | None = None) -> JsonSchema:
+    count: JsonSchema = {
         "type": ["integer", "null"],
         "minimum": low,
         "maximum": high,
@@ -307,8 +352,8 @@ def _count(description: str, low: int, high: int = MAX_COUNT, *, default: int | 
     return count if default is None else {**count, "default": default}
 
 
-def _duration(description: str, low: int = 1, *, default: int | None = None) -> Schema:
-    duration: Schema = {
+def _duration(description: str, low: int = 1, *, default: int | None = None) -> JsonSchema:
+    duration: JsonSchema = {
         "description": f"{description}{DURATION_FORMS}",
         "anyOf": [
             {"type": ["integer", "null"], "minimum": low, "maximum": MAX_SECONDS},

@@ -1,9 +1,9 @@
-"""YAML text to a tree that knows its lines and columns, built from parser events so that nothing recurses.
+"""Reads YAML text into a tree with lines and columns, built from parser events so that nothing recurses.
 
 Scalars follow YAML 1.2's core schema, not 1.1's: only ``true`` and ``false`` are booleans (``on``,
 ``yes`` and ``no`` are strings), ``010`` is ten, a date is a string. Numbers must fit JSON and 64 bits.
-Tags and merge keys are refused; aliases count with everything they stand for against the size limit,
-so a small file can't unfold into a large one.
+Tags and merge keys are refused; aliases count with all their nodes against the size limit, so a small file can't
+expand into a large one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from tracelake.domain.dag.node import START, Map, Mark, Node, Scalar, Seq
-from tracelake.domain.dag.problems import Found, Path, fatal
+from tracelake.domain.dag.problems import START, FoundProblem, Map, Mark, Node, Path, Scalar, Seq, fatal
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 32
@@ -41,11 +40,12 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = frozenset({"true", "True", "TRUE"})
 _FALSE = frozenset({"false", "False", "FALSE"})
+# The parser in C, where PyYAML was built with it, is many times faster.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-def read_tree(source: str | bytes) -> tuple[Node, list[Found]]:
-    """The file's one document, and what is wrong in it short of not being YAML, which raises at once."""
+def read_tree(source: str | bytes) -> tuple[Node, list[FoundProblem]]:
+    """The file's one document and its problems. Raises at once if the text isn't YAML."""
     text = _readable(source)
     builder = _Builder()
     try:
@@ -69,9 +69,11 @@ def _readable(source: str | bytes) -> str:
         try:
             text = source.decode("utf-8")
         except UnicodeDecodeError as error:
+            # The bytes before the error are valid, so they give its line and column.
             raise fatal(_end_of(error.object[: error.start].decode("utf-8")), "is not UTF-8") from None
     else:
         text = source
+    # Editors on Windows begin a file with a byte order mark, which isn't part of the text.
     text = text.removeprefix("\ufeff")
     if bad := _FORBIDDEN.search(text):
         what = f"contains the character U+{ord(bad.group()):04X}, which YAML does not allow"
@@ -80,7 +82,7 @@ def _readable(source: str | bytes) -> str:
 
 
 def _end_of(text: str) -> Mark:
-    """Where the character after this beginning of a file stands."""
+    """The place of the character after this beginning of a file."""
     return Mark(text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
@@ -122,7 +124,7 @@ class _Frame:
 class _Builder:
     def __init__(self) -> None:
         self.root: Node | None = None
-        self.problems: list[Found] = []
+        self.problems: list[FoundProblem] = []
         self._open: list[_Frame] = []
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._nodes = 0
@@ -176,6 +178,7 @@ class _Builder:
         if self._expects_key():
             raise fatal(mark, "uses an alias as a key; keys must be strings")
         node, size = self._anchors[anchor]
+        # With everything it stands for: nested aliases would unfold a small file into billions of nodes.
         self._count(size, mark)
         self._attach(node)
 
@@ -220,6 +223,7 @@ class _Builder:
 
     def _integer(self, text: str, mark: Mark, path: Path) -> int:
         base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+        # A long number is refused unread: the time of int() grows with the square of its digits.
         number = int(text if base == 10 else text[2:], base) if len(text) <= 64 else MAX_INT + 1
         if -MAX_INT - 1 <= number <= MAX_INT:
             return number
@@ -236,6 +240,7 @@ class _Builder:
             return
         if not frame.key_is_duplicate:
             frame.entries[frame.key or ""] = node
+        # Cleared also for a duplicate, or the next key would be taken for a value.
         frame.key = None
 
     def _expects_key(self) -> bool:
@@ -255,4 +260,4 @@ class _Builder:
             raise fatal(mark, f"uses the tag {tag}; tags are not supported")
 
     def _problem(self, mark: Mark, path: Path, message: str) -> None:
-        self.problems.append(Found(mark, path, message))
+        self.problems.append(FoundProblem(mark, path, message))

@@ -1,22 +1,30 @@
 """Expressions of Spark SQL, with Spark's precedence: a tree of ``pieces`` in which every operation has parentheses.
 
-A function is called by its plain name and is one of ``functions.ALLOWED``. What isn't read here isn't allowed.
+Functions are called by their plain names and must be in ``functions.ALLOWED``. This is an allow-list: an expression
+that the reader doesn't know is refused.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 
 from tracelake.domain.errors import Invalid
 from tracelake.domain.spark_select.functions import ALLOWED, MAKES_TEXT
-from tracelake.domain.spark_select.pieces import Computed, Name, Piece, Text, joined, render
-from tracelake.domain.spark_select.words import Reader, Token, refused
+from tracelake.domain.spark_select.literals import (
+    FIELDS,
+    HEX,
+    INSTANT,
+    INSTANTS,
+    MAX_DEPTH,
+    TIME_ALONE,
+    LiteralReader,
+    needs_a_day,
+    written_anew,
+)
+from tracelake.domain.spark_select.pieces import Computed, Name, Piece, Text, joined
+from tracelake.domain.spark_select.tokens import SqlToken, refused
 
-MAX_DEPTH = 64
-
-# Words that a query is made of: as a name they need backticks.
+# Words of the language: as a name they need backticks.
 _RESERVED_WORDS = """
     ALL AND ANTI AS BETWEEN BY CASE CAST CROSS DISTINCT DIV ELSE EXCEPT FROM FULL GROUP HAVING ILIKE IN INNER
     INTERSECT IS JOIN LATERAL LIKE LIMIT MINUS NATURAL NOT NULL OFFSET ON OR ORDER OVER PIVOT QUALIFY REGEXP
@@ -29,7 +37,6 @@ _KEYWORDS_WORDS = """
     OR ORDER SELECT THEN TRY_CAST UNION USING VALUES WHEN WHERE WITH
 """
 _KEYWORDS = frozenset(_KEYWORDS_WORDS.split())
-_NONE: frozenset[str] = frozenset()
 # Words that end an expression or a relation: without AS they are no alias.
 _NO_ALIAS_WORDS = """
     ASC CLUSTER DESC DISTRIBUTE ELSE END ESCAPE FETCH FILTER FOR LEFT MAP MATCH_RECOGNIZE NULLS PLACING REDUCE
@@ -42,27 +49,8 @@ _NO_COLUMN_WORDS = """
     current_user localtimestamp now session_user
 """
 _NO_COLUMN = frozenset(_NO_COLUMN_WORDS.split())
-_FIELDS_WORDS = """
-    CENTURY DAY DAYOFWEEK DAYOFWEEK_ISO DAYOFYEAR DAYS DECADE DOW DOW_ISO DOY EPOCH HOUR HOURS ISODOW ISOYEAR
-    MICROSECOND MICROSECONDS MILLENNIUM MILLISECOND MILLISECONDS MINUTE MINUTES MONTH MONTHS NANOSECOND NANOSECONDS
-    QUARTER SECOND SECONDS WEEK WEEKS YEAR YEARS YEAROFWEEK
-"""
-_FIELDS = frozenset(_FIELDS_WORDS.split())
 _UNIT_FIRST = frozenset({"dateadd", "datediff", "date_add", "date_diff", "timestampadd", "timestampdiff"})
-_TYPES_WORDS = """
-    BIGINT BINARY BOOLEAN BYTE CHAR CHARACTER DATE DEC DECIMAL DOUBLE FLOAT INT INTEGER LONG NUMERIC REAL SHORT
-    SMALLINT STRING TIME TIMESTAMP TIMESTAMP_LTZ TIMESTAMP_NTZ TINYINT VARCHAR VOID
-"""
-_TYPES = frozenset(_TYPES_WORDS.split())
-_DIGITS = re.compile(r"[0-9]+")
-_HEX = re.compile(r"(?:[0-9A-Fa-f]{2})*")
-_MOMENT = re.compile(r"\s*[+-]?[0-9][0-9A-Za-z .:+/_-]*")
-# With its day: of a time alone, Spark makes one of the current day.
-_INSTANT = re.compile(r"\s*[+-]?[0-9]{4,6}-[0-9]{2}-[0-9]{2}(?:[ T][0-9A-Za-z .:+/_-]*)?\s*")
-_INSTANTS = ("TIMESTAMP", "TIMESTAMP_LTZ")
 _STRINGS = ("STRING", "CHAR", "CHARACTER", "VARCHAR")
-_CLOCK = re.compile(r"[\s\0-\x20]*(?:now|today|tomorrow|yesterday)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
-_TIME_ALONE = re.compile(r"[\s\0-\x20]*(?:T[0-9]|[0-9]{1,2}:[0-9]).*", re.DOTALL)
 _BOOLEAN = {"OR": 0, "AND": 1}
 _SHIFTS = (">>", ">>>")
 _VALUES = {
@@ -74,28 +62,16 @@ _VALUES = {
 }
 
 
-class Expressions(Reader):
-    """``query`` reads a subquery."""
+class Expressions(LiteralReader):
+    """A subclass reads subqueries by ``query``. ``_columns`` counts the columns, stars and variables that have been
+    read: a piece that adds none of them is a constant."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._depth = 0
         self._columns = 0
-        """How many columns, stars and variables have been read: what adds none of them is a constant."""
-        self._is_row = False
-        """Whether what is read is a row of VALUES."""
 
     def query(self) -> Piece:
         raise NotImplementedError
-
-    @contextmanager
-    def deeper(self) -> Iterator[None]:
-        """Spark's parser calls itself as ours does, and doesn't survive what never ends."""
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise refused("is nested too deeply")
-        yield
-        self._depth -= 1
 
     def expression(self) -> Piece:
         with self.deeper():
@@ -103,29 +79,6 @@ class Expressions(Reader):
 
     def expressions(self) -> Piece:
         return joined(self.several(self.expression))
-
-    def several(self, read: Callable[[], Piece]) -> list[Piece]:
-        found = [read()]
-        while self.take_sign(","):
-            found.append(read())
-        return found
-
-    def in_parentheses(self, read: Callable[[], Piece]) -> Piece:
-        self.need_sign("(")
-        inner = read()
-        self.need_sign(")")
-        return ("(", inner, ")")
-
-    def name(self, what: str = "a name", reserved: frozenset[str] = _NONE) -> Name:
-        """Where only a name can stand, every word is one; ``reserved`` are those that may stand there as well."""
-        token = self.token
-        if token.kind == "name" or (token.kind == "word" and token.value.upper() not in reserved):
-            self.next()
-            return Name(token.value)
-        raise self.unexpected(f"expected {what}")
-
-    def names(self) -> Piece:
-        return self.in_parentheses(lambda: joined(self.several(self.name)))
 
     def alias(self) -> Name | None:
         if self.take("AS"):
@@ -136,8 +89,8 @@ class Expressions(Reader):
         return None
 
     def _operations(self, operand: Callable[[], Piece], levels: Mapping[str, int], lowest: int = 0) -> Piece:
-        """Operations from left to right, those that bind more first. Those of one level are written in one row, as
-        Spark reads them anyway: a thousand conditions are no nesting."""
+        """Operations from left to right, those of higher precedence first. Those of one level share one pair of
+        parentheses, as Spark reads them anyway, so that a thousand conditions aren't nested."""
         columns = self._columns
         parts = [operand()]
         level = -1
@@ -151,7 +104,7 @@ class Expressions(Reader):
         return self._maybe_computed(("(", *parts, ")"), columns, "||" in parts)
 
     def _maybe_computed(self, piece: Piece, columns: int, is_text: bool) -> Piece:
-        """``columns`` is how many had been read before the piece was."""
+        """``columns``: the value of ``_columns`` before the piece was read."""
         return Computed(piece) if is_text and self._columns == columns else piece
 
     def _operator(self, levels: Mapping[str, int], lowest: int) -> str | None:
@@ -159,7 +112,7 @@ class Expressions(Reader):
         if token.kind not in ("word", "sign"):
             return None
         operator = token.value.upper()
-        # Two of these are a shift where they touch, and otherwise the ends of types.
+        # Adjacent ``>`` are a shift; with a space between them they close nested types.
         while token.kind == "sign" and self._touches(operator):
             operator += ">"
         if levels.get(operator, -1) < lowest:
@@ -232,7 +185,7 @@ class Expressions(Reader):
         for sign in ("-", "+", "~"):
             if self.sees_sign(sign):
                 if sign == "-" and self.peek().kind == "number":
-                    # One number to Spark too: the least of its kind has no positive counterpart.
+                    # Spark reads it as one number too: the smallest integer has no positive counterpart.
                     self.next()
                     return self._after(f"-{self.next().value}")
                 self.next()
@@ -242,8 +195,8 @@ class Expressions(Reader):
         return self._after(*self._primary(), columns=columns)
 
     def _after(self, value: Piece, plain: bool = False, columns: int = -1) -> Piece:
-        """Fields, elements and casts of a value. ``plain`` is a name, whose fields are part of it; ``columns`` is
-        how many had been read before the value was."""
+        """Fields, elements and casts of a value. ``plain``: the value is a name, whose fields are part of it;
+        ``columns``: the value of ``_columns`` before it was read."""
         for _ in range(MAX_DEPTH):
             if self.take_sign("."):
                 if self.sees_sign("(", 1):
@@ -284,21 +237,6 @@ class Expressions(Reader):
                 return self._parentheses(), False
         raise self.unexpected("expected an expression")
 
-    def _strings(self) -> Text:
-        """Strings in a row are one."""
-        value = self.next().value
-        while self.token.kind == "string":
-            value += self.next().value
-        if _CLOCK.fullmatch(value):
-            raise refused(
-                f"must not contain the string {value.strip()!r}, which Spark takes for the current time wherever "
-                "a date or a timestamp is expected"
-            )
-        if self._is_row and _TIME_ALONE.fullmatch(value):
-            # Spark computes rows while it reads the query: its plan doesn't show what they were made of.
-            raise _needs_a_day(value)
-        return Text(value)
-
     def _column(self) -> Name:
         self._columns += 1
         name = self.name("an expression", _KEYWORDS)
@@ -324,17 +262,12 @@ class Expressions(Reader):
             "X",
         ):
             self.next()
-            if self.token.kind == "string" and word != "X" and _TIME_ALONE.fullmatch(self.token.value):
-                raise _needs_a_day(self.token.value)
-            return (word, self._fixed(_HEX if word == "X" else _INSTANT)), False
+            if self.token.kind == "string" and word != "X" and TIME_ALONE.fullmatch(self.token.value):
+                raise needs_a_day(self.token.value)
+            return (word, self._fixed(HEX if word == "X" else INSTANT)), False
         if self.sees_sign("(", 1):
             return self._call_of_word(word), False
         return self._column(), True
-
-    def _fixed(self, allowed: re.Pattern[str]) -> Text:
-        if self.token.kind != "string" or not allowed.fullmatch(self.token.value):
-            raise self.unexpected("expected a literal of that kind")
-        return Text(self.next().value, fixed=True)
 
     def _call_of_word(self, word: str) -> Piece:
         if word == "EXISTS" and self.sees_query(1):
@@ -388,19 +321,10 @@ class Expressions(Reader):
         return self._cast_of(word, value, kind, columns)
 
     def _cast_of(self, word: str, value: Piece, kind: Piece, columns: int) -> Piece:
-        if kind in _INSTANTS and isinstance(value, Text) and _TIME_ALONE.fullmatch(value.value):
-            raise _needs_a_day(value.value)
+        if kind in INSTANTS and isinstance(value, Text) and TIME_ALONE.fullmatch(value.value):
+            raise needs_a_day(value.value)
         is_text = (kind[0] if isinstance(kind, tuple) else kind) in _STRINGS
         return self._maybe_computed((word, "(", value, "AS", kind, ")"), columns, is_text)
-
-    def _cast_type(self) -> Piece:
-        kind = self._type()
-        if isinstance(kind, tuple) and _has_instants(kind):
-            raise refused(
-                "must not cast to a type with timestamps in it: of a time without a day, Spark makes one of the "
-                "current day; make each of them with to_timestamp(text, format)"
-            )
-        return kind
 
     def _extract(self) -> Piece:
         self.next()
@@ -412,7 +336,7 @@ class Expressions(Reader):
         return ("EXTRACT", "(", field, "FROM", value, ")")
 
     def _trim(self) -> Piece:
-        """TRIM(BOTH FROM text), TRIM(LEADING 'x' FROM text) or TRIM('x' FROM text), beside the plain call."""
+        """TRIM(BOTH FROM text), TRIM(LEADING 'x' FROM text) or TRIM('x' FROM text), besides the plain call."""
         name = self.next()
         self.need_sign("(")
         parts: list[Piece] = ["TRIM", "("]
@@ -467,7 +391,7 @@ class Expressions(Reader):
         return (value, "AS", alias) if alias is not None else value
 
     def _star(self) -> Piece | None:
-        """``*`` and ``t.*``, and the columns that are left out of it."""
+        """``*`` and ``t.*``, with the columns that EXCEPT leaves out."""
         ahead = 0
         while self.peek(ahead).kind in ("word", "name") and self.sees_sign(".", ahead + 1):
             ahead += 2
@@ -489,7 +413,7 @@ class Expressions(Reader):
         self.need_sign("(")
         return self._arguments(name, None)
 
-    def _arguments(self, token: Token, first: Piece | None) -> Piece:
+    def _arguments(self, token: SqlToken, first: Piece | None) -> Piece:
         """The rest of a call whose parenthesis is open, and whose first argument may have been read."""
         name = token.value.lower()
         if name not in ALLOWED:
@@ -500,14 +424,14 @@ class Expressions(Reader):
             raise refused("must not call unix_timestamp() without an argument: it is then the current time")
         distinct = ("DISTINCT",) if first is None and self.take("DISTINCT") else ()
         unit = self.token
-        has_unit = name in _UNIT_FIRST and unit.value.upper() in _FIELDS and self.sees_sign(",", 1)
+        has_unit = name in _UNIT_FIRST and unit.value.upper() in FIELDS and self.sees_sign(",", 1)
         found = [] if first is None else [first]
         if (first is None and not self.sees_sign(")")) or self.take_sign(","):
             found += self.several(self._argument)
         nulls = self._nulls()
         self.need_sign(")")
         if has_unit and len(found) == 3:
-            # Only as a word of the language is it read with a unit.
+            # Spark reads a unit only after the keyword, not after a quoted name.
             return (name.upper(), "(", unit.value, ",", joined(found[1:]), ")")
         return (f"`{name}`", "(", *distinct, joined(found), ")", *self._after_call(nulls))
 
@@ -519,26 +443,11 @@ class Expressions(Reader):
             self.need_sign(",")
             if self.token.kind != "string":
                 raise self.unexpected("expected the schema of from_json() as one string")
-            schema = (",", Text(_written_anew(self._strings().value), fixed=True))
+            schema = (",", Text(written_anew(self._strings().value), fixed=True))
         if not self.sees_sign(")"):
             raise self.unexpected(f"expected ')', since {name}() takes no options here")
         self.next()
         return (f"`{name}`", "(", value, *schema, ")")
-
-    def schema(self) -> Piece:
-        """The schema of from_json(), as Spark's DDL has it: ``a INT, b ARRAY<STRING>`` or one nested type."""
-        if any(self.sees(word) and self.sees_sign("<", 1) for word in ("ARRAY", "MAP", "STRUCT")):
-            found = self._type()
-        else:
-            found = ("STRUCT", "<", joined(self.several(self._field)), ">")
-        if self.token.kind != "end":
-            raise self.unexpected("expected the end of the schema")
-        if _has_instants(found):
-            raise refused(
-                "must not read a TIMESTAMP by from_json(): of a time without a day, Spark makes one of the current "
-                "day; read it as a STRING and use to_timestamp(text, format)"
-            )
-        return found
 
     def _argument(self) -> Piece:
         star = self._star()
@@ -640,93 +549,6 @@ class Expressions(Reader):
                 yield word
                 return
         raise self.unexpected("expected PRECEDING or FOLLOWING")
-
-    def _unit(self) -> str:
-        if self.token.kind != "word" or self.token.value.upper() not in _FIELDS:
-            raise self.unexpected("expected a unit of time")
-        # As it was written: it becomes part of a column's name.
-        return self.next().value
-
-    def _interval(self) -> Piece:
-        self.next()
-        parts: list[Piece] = ["INTERVAL"]
-        while True:
-            if self.sees_sign("+") or self.sees_sign("-"):
-                parts.append(self.next().value)
-            if self.token.kind == "number":
-                parts.append(self.next().value)
-            else:
-                parts.append(self._fixed(_MOMENT))
-            if not (self.token.kind == "word" and self.token.value.upper() in _FIELDS):
-                if len(parts) == 2 and isinstance(parts[1], Text):
-                    return tuple(parts)
-                raise self.unexpected("expected a unit of time")
-            parts.append(self._unit())
-            if self.take("TO"):
-                parts += ["TO", self._unit()]
-                return tuple(parts)
-            following = self.peek(1 if self.token.value in ("+", "-") else 0)
-            unit = self.peek(2 if self.token.value in ("+", "-") else 1)
-            if following.kind not in ("number", "string") or unit.value.upper() not in _FIELDS:
-                return tuple(parts)
-
-    def _type(self) -> Piece:
-        with self.deeper():
-            word = self.token.value.upper() if self.token.kind == "word" else ""
-            if word in ("ARRAY", "MAP", "STRUCT"):
-                self.next()
-                self.need_sign("<")
-                read = self._field if word == "STRUCT" else self._type
-                inner = self.several(read)
-                self.need_sign(">")
-                return (word, "<", joined(inner), ">")
-            if word == "INTERVAL":
-                self.next()
-                unit = self._unit()
-                return ("INTERVAL", unit, *(("TO", self._unit()) if self.take("TO") else ()))
-            if word not in _TYPES:
-                raise self.unexpected("expected a type")
-            self.next()
-            if not self.take_sign("("):
-                return word
-            sizes = self.several(self._size)
-            self.need_sign(")")
-            return (word, "(", joined(sizes), ")")
-
-    def _size(self) -> Piece:
-        if self.token.kind != "number" or not _DIGITS.fullmatch(self.token.value):
-            raise self.unexpected("expected a whole number")
-        return self.next().value
-
-    def _field(self) -> Piece:
-        name = self.name("a field")
-        self.take_sign(":")
-        return (name, self._type())
-
-
-def _written_anew(schema: str) -> str:
-    """A schema as this reader writes it. Spark would also take JSON, which names classes and has SQL in it."""
-    try:
-        return render(Expressions(schema).schema())
-    except Invalid as error:
-        why = error.message.removeprefix("sql ")
-        raise refused(f"has a schema for from_json() that is not to be used: it {why}") from None
-
-
-def _has_instants(kind: Piece) -> bool:
-    return kind in _INSTANTS or (isinstance(kind, tuple) and any(map(_has_instants, kind)))
-
-
-def is_clock(text: str) -> bool:
-    """Whether Spark makes something of this text that depends on the day."""
-    return bool(_CLOCK.fullmatch(text) or _TIME_ALONE.fullmatch(text))
-
-
-def _needs_a_day(text: str) -> Invalid:
-    return refused(
-        f"must not take {text.strip()!r} for a timestamp: of a time without a day, Spark makes one of the "
-        "current day; write YYYY-MM-DD before it"
-    )
 
 
 def _not_to_be_called(name: str) -> Invalid:

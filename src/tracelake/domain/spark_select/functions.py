@@ -4,13 +4,13 @@ They compute a value from their arguments and do nothing else: no code by name (
 no files, no catalogs, no services, no settings. Those whose result changes from run to run (``rand``,
 ``uuid``, ``now``) are not here either: an attempt that is repeated must give the same rows.
 
-A function stays on this list only if Spark takes each of its arguments for a value. Spark reads the second
+A function stays on this list only if Spark treats each of its arguments as a value. Spark reads the second
 argument of ``from_json`` as a language: a schema in JSON names classes, and its default values are SQL that
-Spark evaluates before anybody sees a plan. So the reader reads that argument itself and writes it anew
-(``expressions``). The option maps of ``from_json`` and ``to_json`` name classes and formats; the reader takes
+Spark evaluates before there is a plan to check. So the reader reads that argument itself and writes it anew
+(``literals``). The option maps of ``from_json`` and ``to_json`` name classes and formats; the reader allows
 none. The formats of ``date_format``, ``to_char``, ``to_number`` and ``printf``, the patterns of ``regexp_*``
-and ``split``, and the names of zones, units and charsets say how a value is written, and Spark looks up
-nothing but its own tables for them.
+and ``split``, and the names of zones, units and charsets only say how a value is written, and Spark looks them
+up in its own tables alone.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _names(*groups: str) -> frozenset[str]:
 
 
 ALLOWED = _names(_AGGREGATE, _WINDOW, _NUMBER, _TEXT, _ABOUT_TEXT, _TIME, _NESTED, _TEXT_IN_NESTED, _OTHER)
-#: What these give is text, or has text in it, that needn't stand in any of their arguments.
+#: Their result is text, or has text in it, that need not occur in any of their arguments.
 MAKES_TEXT = _names(_TEXT, _TEXT_IN_NESTED)
-#: What these give is never text.
+#: Their result is never text.
 GIVES_NO_TEXT = _names(
     _NUMBER,
     _ABOUT_TEXT,
@@ -84,7 +84,7 @@ GIVES_NO_TEXT = _names(
     "approx_count_distinct avg bigint binary boolean count crc32 decimal double float hash int kurtosis mean median"
     " percentile percentile_cont skewness smallint std stddev sum tinyint try_avg try_sum variance xxhash64",
 )
-#: What these give is one of their arguments, or of the type of one.
+#: Their result is one of their arguments, or has the type of one.
 GIVES_AN_ARGUMENT = _names(
     "any_value coalesce first first_value greatest if ifnull lag last last_value lead least max max_by min min_by"
     " mode nth_value nullif nvl nvl2"

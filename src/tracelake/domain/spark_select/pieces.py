@@ -1,9 +1,9 @@
-"""A judged query, and the one text that it is written as.
+"""The pieces of an accepted query, and the one text that they are written as.
 
 The reader of ``queries`` makes a tree of these pieces. Words and signs come from the reader, never from a DAG;
 names and strings are the DAG's, and are written so that Spark can't take them for anything else: every name is
-quoted, every string is plain ASCII with the rest escaped. ``$`` is escaped too, so there is nothing that Spark's
-variable substitution would find in a text, even where somebody has it switched on.
+quoted, every string is plain ASCII with the rest escaped. ``$`` is escaped too, so Spark's variable substitution
+finds nothing in a text, even where it is switched on.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Name(Struct, frozen=True):
 
 
 class Text(Struct, frozen=True):
-    """A string; ``fixed`` is part of a date, an interval and the like, which the parser itself reads."""
+    """A string; ``fixed``: it is part of a date, an interval or the like, which Spark's parser itself reads."""
 
     value: str
     fixed: bool = False
 
 
 class Computed(Struct, frozen=True):
-    """Text that the query makes of its own constants, without any column. It is written as what it is made of."""
+    """Text that the query computes from constants, without any column. It is written as the piece inside."""
 
     piece: Piece
 
@@ -43,7 +43,7 @@ Piece: TypeAlias = "str | Name | Text | Computed | Limit | tuple[Piece, ...]"
 
 
 def computed(piece: Piece) -> list[Piece]:
-    """The texts that a query makes of constants."""
+    """The texts that a query computes from constants."""
     found: list[Piece] = []
     waiting = [piece]
     while waiting:
@@ -61,7 +61,7 @@ def computed(piece: Piece) -> list[Piece]:
 
 
 def texts(piece: Piece) -> Iterator[str]:
-    """The strings that a query has, in no order."""
+    """The strings of a query, in no particular order."""
     waiting = [piece]
     while waiting:
         match waiting.pop():
@@ -76,25 +76,27 @@ def texts(piece: Piece) -> Iterator[str]:
 
 
 def render(piece: Piece) -> str:
-    """The text that runs."""
+    """The text that Spark runs."""
     return _render(piece, _quoted, _string)
 
 
 def render_on_one_line(piece: Piece) -> str:
-    """The same query, where strings have no control characters: what Spark shows of it has the lines Spark made."""
+    """The same query without control characters in strings, so that all line breaks in Spark's plan are Spark's
+    own."""
     return _render(piece, _quoted, _string_on_one_line)
 
 
 def render_without_limits(piece: Piece) -> str:
-    """The same on one line, and without LIMIT and OFFSET: Spark can't plan those unless it computes constants."""
+    """The same on one line and without LIMIT and OFFSET, which Spark can't plan without computing constants."""
     return _render(piece, _quoted, _string_on_one_line, limits=False)
 
 
 def render_skeleton(piece: Piece) -> str:
-    """The same query without anything that a DAG chose, except for functions: Spark parses it in the same way, and
-    nothing in what it shows of it can be mistaken for something else."""
+    """The same query with neutral names and strings, so that only functions are the DAG's choice: Spark parses it
+    in the same way, and no name or string in its plan can be mistaken for something else."""
     numbers: dict[str, int] = {}
 
+    # Spark compares names without regard to case, so two spellings must stay one name.
     def numbered(name: Name) -> str:
         return f"`n{numbers.setdefault(name.value.lower(), len(numbers))}`"
 
@@ -126,6 +128,7 @@ def _render(
             case Limit(inner):
                 waiting += [inner] if limits else []
             case tuple() as several:
+                # The last one is popped first.
                 waiting.extend(reversed(several))
     return " ".join(written)
 
@@ -145,6 +148,7 @@ def _string_on_one_line(text: Text) -> str:
 def _escaped(char: str) -> str:
     if char in "\\'":
         return "\\" + char
+    # Where variable substitution is on, Spark replaces ${…} before it parses a text.
     if " " <= char <= "~" and char != "$":
         return char
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"

@@ -1,8 +1,8 @@
-"""A SELECT from a DAG, read as a tree of ``pieces``: what isn't read here isn't allowed.
+"""A SELECT from a DAG, read as a tree of ``pieces``; any part that isn't read here isn't allowed.
 
 Relations are the inputs, ``scope_blocks`` and the query's own CTEs, each named by one plain name. There are no
-paths, catalogs, table functions, hints, samples, scripts, lateral views, pivots, pipes or parameters, and there is
-no statement but this one. The tree is written as text anew (``pieces.render``), and that text is what Spark gets.
+paths, catalogs, table functions, hints, samples, scripts, lateral views, pivots, pipes or parameters, and no other
+statement. The tree is written as a new text (``pieces.render``), and Spark gets that text.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from tracelake.domain.spark_select.expressions import RESERVED, Expressions
 from tracelake.domain.spark_select.pieces import Limit, Piece, joined
-from tracelake.domain.spark_select.words import refused
+from tracelake.domain.spark_select.tokens import refused
 
 MAX_LENGTH = 64 * 1024
 
 
 def read_select(text: object, relations: Iterable[str] | None) -> Piece:
-    """The query as a tree, or ``Invalid`` with what is wrong with it. None: its relations aren't known yet."""
+    """The query as a tree. Raises ``Invalid``. ``relations`` is None while they aren't known yet."""
     if not isinstance(text, str) or not text.strip():
         raise refused("is missing: write one SELECT")
     if len(text) > MAX_LENGTH:
@@ -33,8 +33,8 @@ class _Queries(Expressions):
     def __init__(self, text: str, relations: set[str] | None) -> None:
         super().__init__(text)
         self._relations = relations
+        # Names of the CTEs in scope.
         self._common: list[str] = []
-        """Names of the CTEs that can be seen from here."""
 
     def statement(self) -> Piece:
         if not (self.sees("SELECT") or self.sees("WITH") or self.sees("VALUES") or self.sees_sign("(")):
@@ -48,6 +48,7 @@ class _Queries(Expressions):
     def query(self) -> Piece:
         with self.deeper():
             seen = len(self._common)
+            # A subquery counts as a column: text that contains one isn't taken for a constant.
             self._columns += 1
             parts: list[Piece] = []
             if self.take("WITH"):
@@ -59,6 +60,7 @@ class _Queries(Expressions):
                 elif self.take(word, "BY"):
                     parts += [word, "BY", self.expressions()]
             parts.append(Limit(tuple(self._limits())))
+            # CTEs end with their query; outside, their names mean something else or nothing.
             del self._common[seen:]
             return tuple(parts)
 
@@ -72,7 +74,7 @@ class _Queries(Expressions):
         name = self.name()
         columns = (self.names(),) if self.sees_sign("(") else ()
         self.need("AS")
-        # Only a recursive one sees itself; the others see what the name meant before.
+        # Only a recursive CTE sees itself; in the others the name keeps its earlier meaning.
         if recursive:
             self._common.append(name.value.lower())
         query = self.in_parentheses(self.query)
@@ -87,7 +89,7 @@ class _Queries(Expressions):
             yield from ("OFFSET", self.expression())
 
     def _sets(self) -> Piece:
-        """INTERSECT binds more than the others; those are read from left to right."""
+        """INTERSECT has the highest precedence; the others are read from left to right."""
         parts: list[Piece] = [self._intersections()]
         while any(self.sees(word) for word in ("UNION", "EXCEPT", "MINUS")):
             parts += [*self._set_operator(), self._intersections()]

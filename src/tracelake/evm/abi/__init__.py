@@ -1,1 +1,1 @@
-"""Logs into typed columns, by the ABIs of the events that they are."""
+"""Decoding of logs to typed columns, by the ABIs of their events."""

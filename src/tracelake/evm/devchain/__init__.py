@@ -1,1 +1,1 @@
-"""A deterministic EVM chain in Python alone, and the JSON-RPC server that shows it as a node would."""
+"""A deterministic EVM chain in Python alone, and the JSON-RPC server that presents it as a node."""

@@ -1,42 +1,46 @@
-"""The methods of a node over a dev chain, and those that only a dev chain has, to change it.
+"""``ChainMethods``: a node's JSON-RPC methods over a dev chain, and ``devchain_*`` methods to change it.
 
-Blocks past the head are null, as are their receipts; logs past the head are none. ``devchain_*`` is answered to
-callers on this machine alone.
+Blocks past the head are null, as are their receipts; there are no logs past the head. ``devchain_*`` is answered to
+callers on this machine alone. Parameters are parsed strictly, and refused with a node's errors. In the filter of
+``eth_getLogs`` a list matches any of its members, and null matches anything.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from tracelake import __version__
 from tracelake.domain.errors import Invalid
+from tracelake.evm.devchain.blocks import LogEntry, SealedBlock
 from tracelake.evm.devchain.chain import DevChain
-from tracelake.evm.devchain.growth import Growth
 from tracelake.evm.devchain.jsonrpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     NULL,
     SERVER_ERROR,
-    Caller,
+    RpcCaller,
     RpcError,
 )
-from tracelake.evm.devchain.log_filter import parse_filter
-from tracelake.evm.devchain.quantities import at_most, count_of, flag_of, hash_of, height_of
-from tracelake.evm.devchain.seal import SealedBlock
+from tracelake.evm.devchain.profile import Growth
 
 MOST_LOGS = 100_000
 MOST_LOG_BLOCKS = 2_000
 _CONTROL = "devchain_"
-
 Method = Callable[[list[Any]], bytes]
+_QUANTITY = re.compile(r"0x(0|[1-9a-f][0-9a-f]{0,15})", re.IGNORECASE)
+_HASH = re.compile(r"0x[0-9a-f]{64}", re.IGNORECASE)
+_ADDRESS = re.compile(r"0x[0-9a-f]{40}", re.IGNORECASE)
+_MOST_TOPICS = 4
 
 
 class ChainMethods:
     def __init__(self, chain: DevChain, growth: Growth | None = None) -> None:
-        """``growth`` is shared with whoever else has the chain grow."""
+        """``growth`` is shared with the autopilot, which adds blocks as well."""
         self._chain = chain
         self._growth = growth or Growth(chain.profile.transactions)
         self._methods: dict[str, Method] = {
@@ -58,8 +62,10 @@ class ChainMethods:
             "devchain_finalize": self._finalize,
         }
 
-    def call(self, method: str, params: list[Any], caller: Caller) -> bytes:
+    def call(self, method: str, params: list[Any], caller: RpcCaller) -> bytes:
         known = self._methods.get(method)
+        # The same error as for an unknown method: another
+        # machine doesn't learn that the chain can be changed.
         if known is None or (method.startswith(_CONTROL) and not caller.loopback):
             raise RpcError(METHOD_NOT_FOUND, f"the method {method} does not exist/is not available")
         try:
@@ -92,9 +98,10 @@ class ChainMethods:
         return NULL if block is None else block.traces
 
     def _named_block(self, given: Any) -> SealedBlock | None:
-        """By number, tag or hash, or by an object that has one of them (EIP-1898)."""
+        """A block by number, tag or hash, or by an object with one of them (EIP-1898)."""
         if isinstance(given, dict):
             given = given.get("blockHash", given.get("blockNumber"))
+        # Longer than any number of 64 bits with its prefix.
         if isinstance(given, str) and len(given) > 18:
             return self._chain.block_by_hash(hash_of(given))
         return self._chain.block(height_of(self._chain, given))
@@ -131,6 +138,7 @@ class ChainMethods:
     def _mine(self, params: list[Any]) -> bytes:
         (given,) = at_most(params, 0, 1)
         count = 1 if given is None else count_of(given)
+        # Reserved before the blocks are made, so that two callers can't exceed the limit together.
         self._growth.add(count)
         return self._made(self._chain.mine(count))
 
@@ -148,7 +156,7 @@ class ChainMethods:
         return _text(hex(self._chain.rollback(depth)))
 
     def _made(self, head: int) -> bytes:
-        """Whoever asks for blocks waits for them, and not whoever reads one first: many calls would add up."""
+        """Make new blocks before answering, so that the caller waits for them and not the first reader."""
         self._chain.block(head)
         return _text(hex(head))
 
@@ -165,3 +173,91 @@ def _block(block: SealedBlock | None, full: bool) -> bytes:
 
 def _text(value: str) -> bytes:
     return orjson.dumps(value)
+
+
+def height_of(chain: DevChain, given: Any) -> int:
+    """The height of a hexadecimal number or a tag."""
+    match given:
+        case "latest" | "pending":
+            return chain.head
+        case "earliest":
+            return 0
+        case "safe" | "finalized":
+            height = chain.safe if given == "safe" else chain.finalized
+            if height is None:
+                raise RpcError(SERVER_ERROR, f"{given} block not found")
+            return height
+        case str() if _QUANTITY.fullmatch(given):
+            return int(given, 16)
+        case _:
+            raise RpcError(INVALID_PARAMS, f"invalid argument: {given!r} is no block number or tag")
+
+
+def hash_of(given: Any) -> str:
+    if isinstance(given, str) and _HASH.fullmatch(given):
+        return given.lower()
+    raise RpcError(INVALID_PARAMS, f"invalid argument: {given!r} is no hash of 32 bytes")
+
+
+def address_of(given: Any) -> str:
+    if isinstance(given, str) and _ADDRESS.fullmatch(given):
+        return given.lower()
+    raise RpcError(INVALID_PARAMS, f"invalid argument: {given!r} is no address of 20 bytes")
+
+
+def count_of(given: Any) -> int:
+    """A JSON number or a hexadecimal one, for the control methods."""
+    # JSON's true is an ``int`` in Python.
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if isinstance(given, str) and _QUANTITY.fullmatch(given):
+        return int(given, 16)
+    raise RpcError(INVALID_PARAMS, f"invalid argument: {given!r} is no number")
+
+
+def flag_of(given: Any) -> bool:
+    if isinstance(given, bool):
+        return given
+    raise RpcError(INVALID_PARAMS, f"invalid argument: {given!r} is neither true nor false")
+
+
+def at_most(params: list[Any], least: int, most: int) -> list[Any]:
+    """``params`` padded with None for optional ones."""
+    if len(params) < least:
+        raise RpcError(INVALID_PARAMS, f"missing value for required argument {len(params)}")
+    if len(params) > most:
+        raise RpcError(INVALID_PARAMS, f"too many arguments, want at most {most}")
+    return params + [None] * (most - len(params))
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """An empty set of addresses matches any; so does None in place of a set of topics."""
+
+    addresses: frozenset[str]
+    topics: tuple[frozenset[str] | None, ...]
+
+    def matches(self, log: LogEntry) -> bool:
+        if self.addresses and log.address not in self.addresses:
+            return False
+        if len(self.topics) > len(log.topics):
+            return False
+        return all(
+            wanted is None or topic in wanted for wanted, topic in zip(self.topics, log.topics, strict=False)
+        )
+
+
+def parse_filter(given: dict[str, Any]) -> LogFilter:
+    addresses, topics = given.get("address"), given.get("topics")
+    if topics is not None and (not isinstance(topics, list) or len(topics) > _MOST_TOPICS):
+        raise RpcError(INVALID_PARAMS, "topics must be an array of at most four")
+    return LogFilter(
+        frozenset(map(address_of, _listed(addresses))),
+        tuple(frozenset(map(hash_of, each)) if (each := _listed(topic)) else None for topic in topics or ()),
+    )
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return given if isinstance(given, list) else [given]

@@ -1,1 +1,1 @@
-"""A pool of JSON-RPC endpoints that answers right, late or not at all, but never wrong or in part."""
+"""A pool of JSON-RPC endpoints that answers correctly, late or not at all, but never wrongly or in part."""

@@ -1,8 +1,8 @@
-"""eth_getLogs over a range of any length.
+"""``read_logs``: eth_getLogs over a range of any length.
 
-How much is too much differs by provider, and so does how it is said; so a range that an endpoint finds too large is
-halved until it doesn't, and the length that worked is where the next one begins. The endpoint's own head is asked
-for in the same batch: many answer ``[]`` for blocks that they don't have yet.
+Providers have different limits and report them differently, so a range that an endpoint finds too large is
+halved until it is accepted, and the next range starts from the length that worked. The endpoint's own head is
+requested in the same batch: many answer ``[]`` for blocks that they don't have yet.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tracelake.domain.errors import Invalid
 from tracelake.evm.rpc.endpoint import Endpoint
-from tracelake.evm.rpc.errors import BlockNotFound
-from tracelake.evm.rpc.exchange import Call
-from tracelake.evm.rpc.problem import Kind, Problem
-from tracelake.evm.rpc.quantity import read_quantity
-from tracelake.evm.rpc.question import Question
+from tracelake.evm.rpc.endpoint_selector import PoolRequest
+from tracelake.evm.rpc.errors import BlockNotFound, ProblemKind, RpcProblem
+from tracelake.evm.rpc.exchange import RpcCall, read_quantity
 
 if TYPE_CHECKING:
     from tracelake.evm.rpc.pool import Pool
@@ -47,6 +45,7 @@ def read_logs(
         upto = min(end, start + span - 1)
         found, upto = _read_from(pool, start, upto, wanted)
         logs += found
+        # Limits depend on the logs in a range, which vary along the chain, so longer ranges are tried again.
         span = (upto - start + 1) * _GROWTH
         start = upto + 1
     return logs
@@ -56,12 +55,12 @@ def _read_from(pool: Pool, start: int, end: int, wanted: dict[str, Any]) -> tupl
     """The logs of a range that begins at ``start``, and where it ends: at ``end``, or earlier."""
     question = pool.question(f"logs of blocks {start} to {end}", needs=[LOGS], block=end)
     while True:
-        with pool.roster.ask(question, 2) as endpoint:
+        with pool.selector.ask(question, 2) as endpoint:
             outcome = _ask(pool, endpoint, question, start, end, wanted)
         if isinstance(outcome, list):
             return outcome, end
-        if outcome.kind in (Kind.TOO_MUCH, Kind.TIMEOUT, Kind.REFUSED) and start < end:
-            # Refused, too: some have no other word for a range that is too long.
+        if outcome.kind in (ProblemKind.TOO_MUCH, ProblemKind.TIMEOUT, ProblemKind.REFUSED) and start < end:
+            # Some endpoints report a range that is too long as a refusal.
             end = start + (end - start) // 2
             question = pool.question(f"logs of blocks {start} to {end}", needs=[LOGS], block=end)
             continue
@@ -69,18 +68,19 @@ def _read_from(pool: Pool, start: int, end: int, wanted: dict[str, Any]) -> tupl
 
 
 def _ask(
-    pool: Pool, endpoint: Endpoint, question: Question, start: int, end: int, wanted: dict[str, Any]
-) -> list[dict[str, Any]] | Problem:
-    calls: list[Call] = [
+    pool: Pool, endpoint: Endpoint, question: PoolRequest, start: int, end: int, wanted: dict[str, Any]
+) -> list[dict[str, Any]] | RpcProblem:
+    calls: list[RpcCall] = [
         (HEAD, ()),
         (LOGS, ({"fromBlock": hex(start), "toBlock": hex(end), **wanted},)),
     ]
+    # Without batches the head is asked for first: blocks that it covers are there when the logs are read.
     together = endpoint.batch_size("mixed") > 1
     try:
         outcomes = []
         for some in [calls] if together else [[call] for call in calls]:
-            outcomes += pool.roster.exchange(endpoint, some, question, "mixed" if together else LOGS)[0]
-    except Problem as problem:
+            outcomes += pool.selector.exchange(endpoint, some, question, "mixed" if together else LOGS)[0]
+    except RpcProblem as problem:
         return problem
     head, logs = outcomes
     if (behind := _behind(pool, endpoint, head, end)) is not None:
@@ -88,25 +88,26 @@ def _ask(
     return _checked(logs, start, end)
 
 
-def _behind(pool: Pool, endpoint: Endpoint, said: Any, end: int) -> Problem | None:
-    if isinstance(said, Problem):
-        return said
-    if (head := read_quantity(said)) is None:
-        return Problem(Kind.GARBLED, f"{HEAD} that is no number")
+def _behind(pool: Pool, endpoint: Endpoint, answer: Any, end: int) -> RpcProblem | None:
+    if isinstance(answer, RpcProblem):
+        return answer
+    if (head := read_quantity(answer)) is None:
+        return RpcProblem(ProblemKind.GARBLED, f"invalid {HEAD}")
     endpoint.health.head = head
     if head >= end:
         return None
+    # Patient: a slow endpoint may be the only one that has the block.
     newest = pool.head(patient=True)
     if newest.number < end:
         raise BlockNotFound(end, f"the newest block is {newest.number}, as {newest.endpoint} says")
-    return Problem(Kind.MISSING, f"it has no block {end} yet, only {head}")
+    return RpcProblem(ProblemKind.MISSING, f"it has no block {end} yet, only {head}")
 
 
-def _checked(logs: Any, start: int, end: int) -> list[dict[str, Any]] | Problem:
-    if isinstance(logs, Problem):
+def _checked(logs: Any, start: int, end: int) -> list[dict[str, Any]] | RpcProblem:
+    if isinstance(logs, RpcProblem):
         return logs
     if not isinstance(logs, list):
-        return Problem(Kind.GARBLED, "null for logs" if logs is None else "something else than logs")
+        return RpcProblem(ProblemKind.GARBLED, "null for logs" if logs is None else "logs is not a list")
     places: list[tuple[int, int]] = []
     for log in logs:
         number, index = (
@@ -114,10 +115,10 @@ def _checked(logs: Any, start: int, end: int) -> list[dict[str, Any]] | Problem:
             for name in ("blockNumber", "logIndex")
         )
         if number is None or index is None:
-            return Problem(Kind.GARBLED, "logs without a block number or an index")
+            return RpcProblem(ProblemKind.GARBLED, "logs without a block number or an index")
         places.append((number, index))
     if any(not start <= number <= end for number, _ in places):
-        return Problem(Kind.GARBLED, f"logs of other blocks than {start} to {end}")
+        return RpcProblem(ProblemKind.GARBLED, f"logs of other blocks than {start} to {end}")
     if len(set(places)) != len(places):
-        return Problem(Kind.GARBLED, "the same log twice")
+        return RpcProblem(ProblemKind.GARBLED, "the same log twice")
     return [log for _, log in sorted(zip(places, logs, strict=True), key=lambda pair: pair[0])]

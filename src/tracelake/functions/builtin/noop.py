@@ -1,4 +1,4 @@
-"""``noop`` as a function: does nothing, and by returning nothing says that its scope is done."""
+"""``noop`` as a function: does nothing; by returning nothing it reports its whole scope as done."""
 
 
 def handler(event: object, context: object) -> None:

@@ -83,7 +83,7 @@ async function fail(place, error) {
 
 let current = null;
 
-/** What nobody caught belongs to the invocation under way, and the process isn't fit for another. */
+/** An uncaught error fails the current invocation; the process can't be reused. */
 async function uncaught(error) {
   await fail(current ? `/invocation/${current}/error` : "/init/error", error);
   process.exit(1);

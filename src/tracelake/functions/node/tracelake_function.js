@@ -1,13 +1,13 @@
 /**
- * The Tracelake client for functions: one file, nothing but Node itself. Both
+ * The Tracelake client for functions: one file, no dependencies but Node. Both
  *
  *     import { Task } from "tracelake_function";
  *     const { Task } = require("tracelake_function");
  *
- * work. A function that returns without a word is completed by its runtime, and its outputs are announced with
- * the task's own scope; an exception fails the attempt, and the platform decides about another. Every call is
- * made for this attempt and fenced: once another attempt has been claimed, a TaskError with status 409 is all
- * there is to hear.
+ * work. A function that returns without a value is completed by its runtime, and its outputs are announced with
+ * the task's own scope; an exception fails the attempt, and the platform decides about a retry. So `complete` and
+ * `fail` are for functions that want to report more, or earlier. Every call is made for this attempt and fenced:
+ * once another attempt has been claimed, every call throws TaskError with status 409.
  */
 "use strict";
 
@@ -17,9 +17,10 @@ const http = require("node:http");
 const TRIES = 6;
 const TIMEOUT_MS = 35_000;
 const QUERY_MS = 300_000;
-// A publish may be larger, but not by much: records beyond this go with the next.
+// A publish may be larger, but not by much: further records go with the next one.
 const BATCH_BYTES = 8 * 1024 * 1024;
-// JSON's integers may be longer than a Number: on their way through JSON they are text that nobody else can write.
+// JSON's integers may be longer than a Number: while JSON is read or written, they are strings with a marker that
+// no other value contains.
 const MARK = `${randomUUID()}:`;
 const MARKED = new RegExp(`"${MARK}(-?[0-9]+)"`, "g");
 const LONG = /"(?:[^"\\]|\\.)*"|(?<![0-9.eE+-])-?[0-9]{16,}(?![0-9.eE])/g;
@@ -75,7 +76,7 @@ class Task {
     return this.scope.upto;
   }
 
-  /** Say that an output reaches up to `cursor`, or holds the blocks `start` to `end`. */
+  /** Announce that an output reaches up to `cursor`, or holds the blocks `start` to `end`. */
   emit(scope) {
     return this.emitAll([this.event(scope)]);
   }
@@ -90,13 +91,13 @@ class Task {
     return { dataset_uuid, dataset_version, cursor, start, end };
   }
 
-  /** What an input is called in a query: its published name, or `input_0` and so on. */
+  /** The name of an input in a query: its published name, or `input_0` and so on. */
   table(index = 0) {
     return this.inputs[index].dataset ?? `input_${index}`;
   }
 
   /**
-   * An input's rows that this task is about, as a SQL condition: its scope, and the `where` of its edge.
+   * A SQL condition for the rows of an input that this task covers: its scope, and the `where` of its edge.
    *
    * `(block_number > 5 AND block_number <= 9 AND (severity = 'critical'))`; `(TRUE)` for an input that is read
    * as a whole.
@@ -116,8 +117,8 @@ class Task {
    *
    * Each is a table under `table(index)`, in the version that the task was given. `params` are an array for `?`,
    * or an object for `$name`; a Buffer is compared with binary columns, which come back as "0x…". An integer that
-   * a Number can't hold exactly is a BigInt. `export: true` puts all rows into a Parquet file among the task's
-   * own and answers with its `location`.
+   * a Number can't hold exactly is a BigInt. `export: true` writes all rows to a Parquet file and returns its
+   * `query_id` and `download` path; fetch it with the same capability token while this attempt lasts.
    */
   query(sql, params, { limit, export: exported } = {}) {
     const body = { sql, params: marked(params), limit, export: exported || undefined };
@@ -125,10 +126,10 @@ class Task {
   }
 
   /**
-   * Hand records to a buffered dataset; `{accepted, batch_id}`, with no batch for no records.
+   * Publish records to a buffered dataset; `{accepted, batch_id}`, with no batch for no records.
    *
-   * They may be handed in twice: the dataset's key decides. With a `schemaHash` they are refused (409
-   * SchemaMismatch) when the dataset's schema isn't that one.
+   * Publishing a record twice is harmless: the dataset's key makes it one row. With a `schemaHash` they are refused
+   * (409 SchemaMismatch) when the dataset's schema isn't that one.
    */
   async publish(dataset, records, schemaHash) {
     let done = { accepted: 0, batch_id: null };
@@ -140,14 +141,14 @@ class Task {
     return done;
   }
 
-  /** Hold the lease for another while; `cancel` in the answer means: stop. */
+  /** Extend the lease; `cancel` in the answer means: stop. */
   async heartbeat() {
     const answer = await this.#call("heartbeat", {});
     this.#token = answer.capability_token ?? this.#token;
     return answer;
   }
 
-  /** Done. Without `events` the outputs that are nothing but events are announced with this scope. */
+  /** Complete the task. Without `events`, outputs without storage are announced with the task's scope. */
   complete({ events = this.ownScope(), outputs = [] } = {}) {
     return this.#call("complete", { status: "Completed", events, outputs });
   }
@@ -179,7 +180,7 @@ class Task {
         if (lost instanceof TaskError) throw lost;
         error = new TaskError(503, "Unreachable", `/v1/task/${name}: ${lost.message}`);
       }
-      // Every call may be repeated: the platform takes the second for the first.
+      // Every call may be repeated: the platform recognizes a repeated call.
       await new Promise((wake) => setTimeout(wake, 100 * 2 ** attempt * (0.5 + Math.random())));
     }
     throw error;
@@ -237,7 +238,7 @@ function marked(params) {
 /** Bytes as "0x…", BigInts with all their digits. */
 function toJson(value) {
   const text = JSON.stringify(value, function (name, shown) {
-    // A Buffer has made itself into something else by the time it is shown.
+    // JSON.stringify passes a Buffer's toJSON() result, so the original value is read from `this`.
     const kept = this[name];
     if (ArrayBuffer.isView(kept)) return hex(kept);
     return typeof kept === "bigint" ? MARK + kept : shown;

@@ -11,20 +11,20 @@ SELECT format('CREATE ROLE %I LOGIN PASSWORD %L', $1::text, $2::text)
 SELECT format('ALTER ROLE %I LOGIN PASSWORD %L', $1::text, $2::text)
 
 -- name: installer
--- May this role do what an install does?
+-- Whether this role has the rights that an install needs.
 SELECT rolname AS name, rolsuper OR rolcreaterole AS makes_roles, rolsuper AS is_superuser,
        current_setting('max_prepared_transactions')::int AS prepared
 FROM pg_roles WHERE rolname = current_user
 
 -- name: settings
--- What a role has in this database, and in all of them: that it could have set for itself.
+-- A role's settings in this database and in all databases; the role can change them itself.
 SELECT ARRAY(SELECT CASE WHEN s.setdatabase = 0 THEN 'everywhere ' ELSE '' END || c
              FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) c
              WHERE r.rolname = $1::text AND s.setdatabase IN
                    (0, (SELECT oid FROM pg_database WHERE datname = current_database())))
 
 -- name: reset_settings
--- As if it had none.
+-- Reset all settings of a role.
 SELECT format('ALTER ROLE %1$I RESET ALL; ALTER ROLE %1$I IN DATABASE %2$I RESET ALL', $1::text, current_database())
 
 -- name: one_at_a_time
@@ -32,7 +32,7 @@ SELECT format('ALTER ROLE %1$I RESET ALL; ALTER ROLE %1$I IN DATABASE %2$I RESET
 SELECT tracelake.lock_tickets()
 
 -- name: create_owner
--- The role that owns staging tables: nobody logs in by it.
+-- The role that owns staging tables. It has no login.
 SELECT format('CREATE ROLE %I NOLOGIN', $1::text)
 
 -- name: change_owner
@@ -40,20 +40,20 @@ SELECT format('CREATE ROLE %I NOLOGIN', $1::text)
 SELECT format('ALTER ROLE %I NOLOGIN PASSWORD NULL', $1::text)
 
 -- name: end_sessions
--- Whoever is still logged in by it.
+-- Sessions from when the role still had a login.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1::text
 
 -- name: close_database
--- Nobody gets in, or creates anything, but by a grant.
+-- Without a grant no role can connect or create anything.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
 -- name: reserve
--- Whatever attempts do, $1 finds a connection: those that the server reserves, if it does and knows how (from 16 on).
+-- $1 may use reserved connections (Postgres 16 and later), so that attempts can't keep it out.
 SELECT CASE WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'pg_use_reserved_connections')
             THEN format('GRANT pg_use_reserved_connections TO %I', $1::text) ELSE 'SELECT' END
 
 -- name: open_databases
--- Where else on this server everybody gets in, an attempt's login too.
+-- Other databases of this server that PUBLIC may connect to, and so an attempt's login.
 SELECT datname FROM pg_database
 WHERE datallowconn AND datname <> current_database() AND has_database_privilege('public', oid, 'CONNECT')
 ORDER BY datname
@@ -79,7 +79,7 @@ SELECT format(
 )
 
 -- name: open_staging
--- Everybody who gets in finds names in these two schemas, and may call what asks for a ticket. The functions run as $1.
+-- PUBLIC may use the names in these two schemas, and call the functions that check the ticket. They run as $1.
 SELECT 'GRANT USAGE ON SCHEMA staging, data TO PUBLIC;
         REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA staging FROM PUBLIC;
         GRANT EXECUTE ON FUNCTION staging.open_table(int, jsonb), staging.open_like(text),
@@ -113,7 +113,7 @@ SELECT NOT (has_database_privilege($2::text, current_database(), 'CONNECT')
 
 -- name: lacks_reading
 -- Whether $1 lacks anything of what `grant_reading` gives it: a role can drop the default privileges that it was given,
--- and $2, whose tables they are for, can take them back.
+-- and $2, whose tables they are for, can revoke them.
 SELECT NOT (has_database_privilege($1::text, current_database(), 'CONNECT')
             AND has_schema_privilege($1::text, 'data', 'USAGE'))
     OR EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = 'data'::regnamespace AND c.relkind IN ('r', 'p')
@@ -123,7 +123,7 @@ SELECT NOT (has_database_privilege($1::text, current_database(), 'CONNECT')
                      AND d.defaclobjtype = 'r' AND a.grantee = $1::text::regrole AND a.privilege_type = 'SELECT')
 
 -- name: revoke_functions
--- Functions are open to everybody until somebody closes them.
+-- Postgres lets PUBLIC execute every new function.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tracelake FROM PUBLIC
 
 -- name: grant_functions

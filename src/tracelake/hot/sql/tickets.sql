@@ -3,20 +3,19 @@
 SELECT tracelake.open_ticket($1, $2, $3, $4, $5, $6::uuid[])
 
 -- name: close
--- The attempt is over.
+-- Close the ticket of an ended attempt.
 SELECT tracelake.close_ticket($1)
 
 -- name: renew
--- The attempts are under way.
+-- Renew the tickets of running attempts.
 SELECT tracelake.renew_tickets($1::text[])
 
 -- name: sweep
--- Tickets that nobody renews.
+-- Close expired tickets.
 SELECT tracelake.sweep_tickets()
 
 -- name: leftover_staging
--- Staging tables of attempts that have no ticket (any more), so that nobody fills or commits them, as statements that
--- drop them.
+-- Statements that drop the staging tables of attempts without a ticket, which can neither be filled nor committed.
 SELECT format('DROP TABLE IF EXISTS staging.%I', c.relname)
 FROM pg_class c
 WHERE c.relnamespace = 'staging'::regnamespace AND c.relkind = 'r' AND starts_with(c.relname::text, 'staging_')
@@ -27,5 +26,5 @@ WHERE c.relnamespace = 'staging'::regnamespace AND c.relkind = 'r' AND starts_wi
 LIMIT 100
 
 -- name: wait_little
--- What an attempt that still runs is loading isn't waited for: it is swept another time.
+-- A table that is being loaded right now is left for the next sweep.
 SET LOCAL lock_timeout = '100ms'

@@ -1,8 +1,8 @@
-"""The follower: looks at the chain, decides, and does what was decided, one commit at a time.
+"""``Follower``: observes the chain, decides, and carries the decision out, one commit at a time.
 
-A commit replaces a range of blocks in all tables and says what follows from it, in one transaction of the data
-database; what is stored is one chain at every moment. Everything above a fork is deleted by the same commit that
-writes the first blocks of the new chain, however many there are to come.
+A commit replaces a range of blocks in all tables and stores the events about it, in one transaction of the data
+database; so the stored blocks are one chain at every moment. Everything above a fork is deleted by the same commit
+that writes the first blocks of the new chain, however many there are to come.
 """
 
 from __future__ import annotations
@@ -14,34 +14,30 @@ from typing import assert_never
 
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.evm.rpc.pool import Pool
-from tracelake.operators.block_follower.config import FollowerConfig
+from tracelake.operators.block_follower.chain import ChainView, ChainWindow, Finality
 from tracelake.operators.block_follower.decide import (
     AskOthers,
     BlockId,
+    BlockLink,
+    ChainObservation,
     Extend,
     FindFork,
+    FollowerConfig,
     Halt,
-    Link,
+    PollSchedule,
     Rewrite,
-    Sight,
     Wait,
-    Why,
+    WaitReason,
     decide,
     find_fork,
     judge_fork,
 )
-from tracelake.operators.block_follower.finality import Finality
-from tracelake.operators.block_follower.load import Loader
-from tracelake.operators.block_follower.news import News
-from tracelake.operators.block_follower.rhythm import Rhythm
-from tracelake.operators.block_follower.seen_chain import SeenChain
-from tracelake.operators.block_follower.story import Story
-from tracelake.operators.block_follower.tables import ChainTables
-from tracelake.operators.block_follower.window import Window
+from tracelake.operators.block_follower.load import BlockLoader, FollowedTables
+from tracelake.operators.block_follower.progress import FollowerEvents, FollowerProgress
 from tracelake.operators.context import Context
 
 CATCH_UP_FROM = 300
-"""So many blocks behind, a worker with Spark lets its executors fetch."""
+"""From this many blocks behind, the executors of a worker with Spark fetch."""
 REORG = "reorg"
 _MIXED = ("BlockMismatch", "ChainChanged")
 """Blocks that don't fit together may come from endpoints on different forks."""
@@ -55,36 +51,37 @@ class Follower:
         ctx: Context,
         config: FollowerConfig,
         pool: Pool,
-        tables: ChainTables,
-        at_tip: Loader,
-        far_behind: Loader | None = None,
+        tables: FollowedTables,
+        at_tip: BlockLoader,
+        far_behind: BlockLoader | None = None,
     ) -> None:
         self.ctx = ctx
         self.config = config
         self.pool = pool
-        self.chain = SeenChain(pool)
+        self.chain = ChainView(pool)
         self.tables = tables
         self.at_tip = at_tip
         self.far_behind = far_behind
         self.outputs = list(tables.outputs.values())
-        self.window = Window(tables)
+        self.window = ChainWindow(tables)
         self.finality = Finality(pool, config.finality, tables.blocks.written.finalized)
-        self.news = News(self.outputs, ctx.task.epoch or 0)
-        self.rhythm = Rhythm(config.poll_seconds)
-        self.story = Story.resumed(ctx)
+        self.events = FollowerEvents(self.outputs, ctx.task.epoch or 0)
+        self.schedule = PollSchedule(config.poll_seconds)
+        self.progress = FollowerProgress.resumed(ctx)
         self.start = config.start_block
         self.settled = False
-        """What the claim said about the outputs has been dealt with."""
+        """The state of the outputs at the time of the claim has been reconciled with the stored blocks."""
         self.unsure = False
-        """A commit that takes something back wasn't answered: how often that was counted isn't known any more."""
+        """A commit with an invalidation wasn't answered, so the current revision of the outputs isn't known."""
         self._unseen_since: float | None = None
         self._announced: tuple[float, int | None] = (0.0, None)
         self._head: int | None = None
 
     def step(self) -> float:
-        """One look and what follows from it; the seconds until the next."""
+        """Observe the chain once and act on it. Returns the seconds until the next step."""
         head = self.chain.head()
         self._saw(head)
+        # start_block: latest. An earlier attempt may have stored blocks already.
         if self.start is None:
             self.start = head.number if self.window.first is None else self.window.first
         tip = self.window.tip
@@ -94,10 +91,10 @@ class Follower:
             case FindFork(top):
                 return self._refork(top, head)
             case Wait(why):
-                self.story.waits(why)
-                if why is Why.IN_STEP and tip is not None:
+                self.progress.waits(why)
+                if why is WaitReason.IN_STEP and tip is not None:
                     self._idle(tip)
-                return self.rhythm.wait(time.monotonic())
+                return self.schedule.wait(time.monotonic())
             case AskOthers():
                 raise AssertionError("the others were asked")
             case never:
@@ -109,7 +106,8 @@ class Follower:
         tip = self.window.tip
         assert tip is not None
         last = min(head.number, fork + self.config.max_blocks_per_commit)
-        links: list[Link] = []
+        # A chain that got shorter has no blocks above the fork: then the commit only deletes.
+        links: list[BlockLink] = []
         if last > fork:
             links = self._load(fork + 1, last, self.window.hash_at(fork), head)
             if not links:
@@ -117,12 +115,12 @@ class Follower:
                 return False
         self._commit(fork + 1, links, replaced=tip, reason=reason)
         if reason == REORG:
-            self.story.reorg(fork, tip, links)
+            self.progress.reorg(fork, tip, links)
         return True
 
     def write_again(self, first: int, last: int, head: BlockId) -> int:
-        """Replace stored blocks by themselves; answers with the first that is still to be done. If they aren't the
-        chain's, neither is what stands above them, and all of it goes."""
+        """Replace stored blocks by themselves; returns the first block that is still to be done. If they aren't the
+        chain's, neither are the blocks above them, and all are replaced."""
         last = min(last, first + self.config.max_blocks_per_commit - 1)
         links = self._load(first, last, self.window.hash_at(first - 1), head) if last <= head.number else []
         if len(links) == last - first + 1 and self._fits(links[-1]):
@@ -138,22 +136,22 @@ class Follower:
         return fork + 1 if tip is None else tip.number + 1
 
     def announce(self) -> None:
-        """Say how far the tables reach, as was said before or not."""
+        """Announce how far the tables reach, even if that was announced before."""
         tip = self.window.tip
         if tip is not None:
             final = self.finality.reached(self._first, tip.number)
-            self.ctx.emit(*self.news.reaches(tip.number, final))
+            self.ctx.emit(*self.events.reaches(tip.number, final))
             self._announced = (time.monotonic(), final)
 
     @property
     def _first(self) -> int:
-        """Nothing below it is this follower's."""
+        """The first block that this follower is responsible for."""
         return self.start or 0
 
     def _decide(self, head: BlockId) -> Extend | FindFork | Wait | AskOthers:
         tip = self.window.tip
         ours = self.window.hash_at(head.number) if tip is not None and head.number <= tip.number else None
-        sight = Sight(
+        sight = ChainObservation(
             start=self._first, tip=tip, head=head, ours=ours, patience=self.config.shorter_after_seconds
         )
         decision = decide(sight)
@@ -161,6 +159,7 @@ class Follower:
             self._unseen_since = None
             return decision
         assert tip is not None
+        # Every endpoint is asked here, so only a head that looks odd leads to it.
         others = self.chain.hashes_at(decision.number)
         now = time.monotonic()
         if tip.hash in others.values():
@@ -185,42 +184,43 @@ class Follower:
     def _refork(self, top: int, head: BlockId) -> float:
         tip = self.window.tip
         if tip is None:
-            self.story.waits(Why.DISAGREE)
-            return self.rhythm.wait(time.monotonic())
+            self.progress.waits(WaitReason.DISAGREE)
+            return self.schedule.wait(time.monotonic())
         match self.find_fork(top, tip, head):
             case Rewrite(fork) if self.rewrite(fork, head, REORG):
                 return 0.0
             case _:
-                self.story.waits(Why.DISAGREE)
-                self._take_sides()
-                return self.rhythm.wait(time.monotonic())
+                self.progress.waits(WaitReason.DISAGREE)
+                self._prefer_furthest()
+                return self.schedule.wait(time.monotonic())
 
-    def _take_sides(self) -> None:
+    def _prefer_furthest(self) -> None:
         """The endpoints are on different forks: go with the one that is furthest."""
         tip, final = self.window.tip, self.finality.final
         kept = None if final is None else self.window.hash_at(final)
         if tip is not None:
-            self.chain.side_with_furthest(
+            self.chain.prefer_furthest(
                 tip.number, BlockId(final, kept) if final is not None and kept else None
             )
 
     def find_fork(self, top: int, tip: BlockId, head: BlockId) -> Rewrite | Wait:
-        """Where the stored chain leaves the chain; raises when that is below what is final, and no endpoint has it
-        any more."""
+        """Where the stored chain leaves the chain. Raises ``ReorgBelowFinality`` when that is below the final
+        block and no endpoint has that block any more."""
         final = self.finality.final
         lowest = max(self._first, self.window.first or 0, final or 0)
         if final is not None and lowest == final and self.window.hash_at(final) is None:
-            # Its rows live in files alone: what is above it is all that can be compared.
+            # Its rows are in files alone: only the blocks above it can be compared.
             lowest += 1
         verdict = judge_fork(find_fork(lowest, top, self._same), tip=tip, final=final)
         if not isinstance(verdict, Halt):
             return verdict
+        # While any endpoint still has the final block, the others may be on a fork that will be left.
         if self.window.hash_at(verdict.final) in self.chain.hashes_at(verdict.final).values():
-            return Wait(Why.DISAGREE)
+            return Wait(WaitReason.DISAGREE)
         raise self._below_finality(tip, head)
 
-    def _fits(self, link: Link) -> bool:
-        """Is this block, or one with its hash as parent, what is stored?"""
+    def _fits(self, link: BlockLink) -> bool:
+        """Whether this block is stored, or a child of it is."""
         if self.window.hash_at(link.number) == link.hash:
             return True
         above = self.tables.links(link.number + 1, link.number + 1)
@@ -239,52 +239,57 @@ class Follower:
             "task once they agree; to accept a deeper reorg, deploy with a larger finality.",
         )
 
-    def _load(self, first: int, last: int, parent: bytes | None, head: BlockId) -> list[Link]:
+    def _load(self, first: int, last: int, parent: bytes | None, head: BlockId) -> list[BlockLink]:
         behind = head.number - first + 1
         loader = self.far_behind if self.far_behind is not None and behind > CATCH_UP_FROM else self.at_tip
         try:
             links = loader.load(first, last, parent)
         except Unavailable as error:
+            # The next try asks the endpoints of the leading fork first.
             if error.reason in _MIXED:
-                self._take_sides()
+                self._prefer_furthest()
             raise
-        self.story.delivered |= loader.endpoints
+        self.progress.delivered |= loader.endpoints
         return links
 
     def _commit(
-        self, first: int, links: Sequence[Link], replaced: BlockId | None = None, reason: str = ""
+        self, first: int, links: Sequence[BlockLink], replaced: BlockId | None = None, reason: str = ""
     ) -> None:
-        """Everything that was staged, as blocks ``first`` and on; with ``replaced``, the tip of before, everything
-        up to there is replaced."""
+        """Commit all staged rows as blocks from ``first`` on. With ``replaced``, the tip until now, the commit
+        deletes everything up to there."""
         last = links[-1].number if links else first - 1
-        events = [] if replaced is None else self.news.taken_back(first, replaced.number, reason)
+        events = [] if replaced is None else self.events.invalidate(first, replaced.number, reason)
         final = self.finality.reached(self._first, last)
         if last >= self._first:
-            events += self.news.reaches(last, final)
+            events += self.events.reaches(last, final)
+        # The old chain may have been longer, and all of it must go.
         end = last if replaced is None else max(last, replaced.number)
+        # An exception leaves it set; then only a new attempt learns the revision from its claim.
         self.unsure = replaced is not None
         self.ctx.commit(self.outputs, start=first, end=end, events=events)
         self.unsure = False
+        # After the commit: memory must not be ahead of the database.
         self.window.rewind(first - 1)
         self.window.extend(links)
         self.finality.stored(self._first, last)
         self._announced = (time.monotonic(), final)
         if self._head is not None:
-            self.story.saw_head(self._head, last, self.finality.final, self._first)
+            self.progress.saw_head(self._head, last, self.finality.final, self._first)
 
     def _saw(self, head: BlockId) -> None:
         if self._head is not None and head.number > self._head:
-            self.rhythm.saw(head.number - self._head, time.monotonic())
+            self.schedule.saw(head.number - self._head, time.monotonic())
         self._head = head.number
         tip = self.window.tip
         stored = None if tip is None else tip.number
-        self.story.saw_head(head.number, stored, self.finality.final, self._first)
+        self.progress.dissent, self.progress.disputed = self.pool.dissent, self.pool.disputed
+        self.progress.saw_head(head.number, stored, self.finality.final, self._first)
 
     def _idle(self, tip: BlockId) -> None:
-        """Nothing new: time to ask what is final, and to say so if nothing else is going to."""
+        """Nothing is new: ask which block is final, and announce it, since no commit is going to."""
         self.finality.ask(self._first, tip, self.window.hash_at)
-        if not self.finality.told:
-            self.story.unknown_finality()
+        if not self.finality.is_known:
+            self.progress.unknown_finality()
         at, announced = self._announced
         since = time.monotonic() - at
         if since >= _ANNOUNCE_EVERY or (self.finality.final != announced and since >= _FINAL_AFTER):

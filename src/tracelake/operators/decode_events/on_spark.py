@@ -1,7 +1,7 @@
-"""Decoding in the executors: filtered by signature and address first, decoded batch by batch, counted on the way.
+"""``decode_frame``: decodes logs in the executors, filtered by signature and address first, batch by batch.
 
-The logs that don't decode come out as rows with a reason, which Spark counts and drops before anything is shuffled
-or written.
+Logs that don't decode become rows with a reason, which Spark counts and drops before anything is shuffled or
+written.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from tracelake.evm.abi.decode_logs import NEEDED, SKIPPED, LogDecoder
-from tracelake.evm.abi.outcome import REASONS
-from tracelake.operators.spark_names import quoted
+from tracelake.evm.abi.values import SKIP_REASONS
+from tracelake.tables.spark_output import quoted_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 def decode_frame(frame: DataFrame, decoder: LogDecoder) -> tuple[DataFrame, Callable[[], Mapping[str, int]]]:
     """The decoded rows, and after they were written how many logs were skipped by reason."""
     wanted = [*decoder.kept, *(name for name in NEEDED if name not in decoder.kept)]
-    logs = frame.where(_filter(decoder)).select(*(functions.col(quoted(name)) for name in wanted))
+    logs = frame.where(_filter(decoder)).select(*(functions.col(quoted_name(name)) for name in wanted))
     kept = [logs.schema[name] for name in decoder.kept]
     added = [StructField(field.name, from_arrow_type(field.type)) for field in decoder.fields]
     decoded = logs.mapInArrow(partial(decode_partition, decoder), StructType([*kept, *added]))
     seen = Observation()
     reason = functions.col(SKIPPED)
-    counts = [functions.count_if(reason == each.value).alias(each.value) for each in REASONS]
+    counts = [functions.count_if(reason == each.value).alias(each.value) for each in SKIP_REASONS]
+    # Counted while rows are written: a count of its own would decode everything twice.
     counted = decoded.observe(seen, *counts)
     return counted.where(reason.isNull()).drop(SKIPPED), lambda: _found(seen)
 
@@ -44,6 +45,7 @@ def decode_partition(decoder: LogDecoder, batches: Iterator[pa.RecordBatch]) -> 
 
 def _filter(decoder: LogDecoder) -> Column:
     condition = functions.lit(True)
+    # An anonymous event has no signature hash, so any log may be one.
     if None not in decoder.hashes:
         condition = _is_in("topic0", [each for each in decoder.hashes if each is not None])
     if decoder.addresses:
@@ -56,4 +58,5 @@ def _is_in(column: str, values: tuple[bytes, ...] | list[bytes]) -> Column:
 
 
 def _found(seen: Observation) -> Mapping[str, int]:
+    # ``get`` waits for the first action on the frame, so this is called after the rows were written.
     return {name: count for name, count in seen.get.items() if count}

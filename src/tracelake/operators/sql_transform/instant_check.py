@@ -1,10 +1,10 @@
-"""Whether Spark's plan of a query makes timestamps of text, which would be other ones tomorrow.
+"""``judge_instants``: refuses a query in whose plan Spark makes timestamps of text.
 
-Of a time without a day (``12:00:00``), a cast of text to a timestamp makes one of the current day, whatever
-column the text comes from. The cast needn't stand in the query: Spark adds it where text meets a timestamp,
-and where a function of time is given text. Plans show it as ``cast(… as timestamp)``, but not the type of
-what is cast. So that is told here from how it is made: views have types, a name has what it stands for, and
-functions are listed by what they give. What can't be told to be something else than text is refused.
+From a time without a day (``12:00:00``), a cast to a timestamp makes one of the current day, so the rows would
+change from day to day. The cast needn't be in the query: Spark adds it where text meets a timestamp, and where a
+function of time gets text. Plans show ``cast(… as timestamp)``, but not the type of the value. So the type is
+derived from how the value is made: views have types, a name stands for a value, and functions are listed by their
+results. A value that may be text is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tracelake.domain.errors import Invalid
 from tracelake.domain.spark_select.functions import GIVES_AN_ARGUMENT, GIVES_NO_TEXT
-from tracelake.domain.spark_select.words import refused
-from tracelake.operators.sql_transform.plan_text import closes, split
+from tracelake.domain.spark_select.tokens import refused
 
 _TO_INSTANT = " as timestamp)"
 _NESTED_INSTANTS = re.compile(r" as (?:array|map|struct)<[^)]*\btimestamp\b")
@@ -31,9 +30,8 @@ _VIEW = re.compile(r"(?P<before>[:+\- ]*)View \(`(?P<name>(?:[^`]|``)+)`, \[")
 _NAMED = re.compile(r"(?P<name>[\w ]+)#(?P<id>\d+)")
 _LISTS = re.compile(r"[:+\- ]*'?(?:Project|Aggregate|Window)\b")
 _MAX_DEPTH = 50
-
 Types = Mapping[str, str]
-"""What is known of an attribute, by its number: the name of its type."""
+"""The type's name of each known attribute, by its number."""
 
 
 def judge_instants(
@@ -58,6 +56,7 @@ class _Judged:
 
     def is_no_text(self, value: str, depth: int = 0) -> bool:
         value = value.strip()
+        # Aliases stand for other aliases. A value that can't be decided counts as text, and is refused.
         if depth > _MAX_DEPTH:
             return False
         if value.startswith("(") and closes(value, 0) == len(value) - 1:
@@ -80,6 +79,7 @@ class _Judged:
         return _LITERAL.fullmatch(value) is not None
 
     def _is_attribute_no_text(self, attribute: re.Match[str], depth: int) -> bool:
+        # Spark marks attributes of type long with an L.
         if attribute["long"]:
             return True
         number = attribute["id"]
@@ -89,7 +89,7 @@ class _Judged:
 
 
 def _casts(line: str) -> Iterator[str]:
-    """What is cast to a timestamp in a line of a plan."""
+    """The values that are cast to a timestamp in a line of a plan."""
     if _TO_INSTANT not in line:
         return
     known = 0
@@ -105,7 +105,7 @@ def _casts(line: str) -> Iterator[str]:
 
 
 def _types_of_views(analyzed: Sequence[str], columns: Callable[[str], Mapping[str, str]]) -> dict[str, str]:
-    """By the names of a view's columns, which are the same in whatever the view is made of."""
+    """Types by attribute number. A view's column names are the same in the plan below the view."""
     types: dict[str, str] = {}
     known: Mapping[str, str] = {}
     below: int | None = None
@@ -123,7 +123,7 @@ def _types_of_views(analyzed: Sequence[str], columns: Callable[[str], Mapping[st
 
 
 def _aliases(plan: Sequence[str]) -> dict[str, str]:
-    """What the names stand for that a plan gives to values."""
+    """The values of a plan's aliases, by attribute number."""
     found: dict[str, str] = {}
     for line in plan:
         if _LISTS.match(line) is None:
@@ -147,3 +147,27 @@ def _makes_instants(what: str) -> Invalid:
         f"takes {what} for a timestamp, which may be text: of a time without a day, Spark makes one of the "
         "current day; use to_timestamp(text, format) for text and timestamp_seconds(number) for numbers"
     )
+
+
+def closes(text: str, opened: int) -> int:
+    """The position where the parenthesis or bracket at ``opened`` is closed; -1 if it isn't."""
+    depth = 0
+    for place in range(opened, len(text)):
+        if text[place] in "([":
+            depth += 1
+        elif text[place] in ")]":
+            depth -= 1
+            if depth == 0:
+                return place
+    return -1
+
+
+def split(text: str) -> list[str]:
+    """Split at the commas outside of parentheses."""
+    parts, depth, start = [], 0, 0
+    for place, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return [*parts, text[start:]]

@@ -3,9 +3,8 @@
     config: { sql: "SELECT block_number, count(*) AS logs FROM logs GROUP BY block_number" }
 
 Inputs are views under their published names (``input_0`` and so on where they have none), cut to the task's scope;
-those without storage only set it. ``scope_blocks(block_number)`` has one row for each block of it. ``sort_by`` (a
-list of columns) and ``blocks_per_file`` say how files are laid out; ``indexes`` (a list of columns, or of lists of
-them that are looked up together) and ``partition_blocks`` how a table in Postgres is.
+those without storage only set it. ``scope_blocks(block_number)`` has one row for each block of it.
+``domain.operators.sql_transform`` declares the settings; which of them apply depends on the output's storage.
 """
 
 from __future__ import annotations
@@ -13,26 +12,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import UNSET
 
 from tracelake.domain.errors import Invalid
-from tracelake.domain.setting_checks import MAX_RANGE, is_whole
+from tracelake.domain.operators.sql_transform import (
+    FILE_SETTINGS,
+    SPEC,
+    TABLE_SETTINGS,
+    SqlTransformSettings,
+)
 from tracelake.domain.spark_select.pieces import Piece
 from tracelake.domain.spark_select.queries import read_select
 from tracelake.domain.table_layout import TableLayout
-from tracelake.operators.api import operator
 from tracelake.operators.context import Context
+from tracelake.operators.registry import operator
 from tracelake.operators.sql_transform.select_check import checked_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SCOPE_BLOCKS = "scope_blocks"
-FILE_SETTINGS = {"sort_by", "blocks_per_file"}
-TABLE_SETTINGS = {"indexes", "partition_blocks"}
 
 
-@operator("sql_transform")
+@operator(SPEC.name)
 def sql_transform(ctx: Context) -> None:
     tables = [source for source in ctx.inputs if source.storage != "none"]
     if len(ctx.outputs) != 1 or ctx.outputs[0].storage not in ("parquet", "postgres"):
@@ -46,6 +48,7 @@ def sql_transform(ctx: Context) -> None:
         return
     names = [source.name for source in tables]
     ctx.log.info("selecting", start=ctx.blocks.start, end=ctx.blocks.stop - 1, inputs=names)
+    # The session belongs to this attempt alone, so the views need no other names.
     for source in tables:
         source.dataframe().createOrReplaceTempView(source.name)
     span = ctx.spark.range(ctx.blocks.start, ctx.blocks.stop).toDF("block_number")
@@ -61,43 +64,34 @@ def sql_transform(ctx: Context) -> None:
 def read_config(
     config: Mapping[str, Any], names: list[str], storage: str = "parquet"
 ) -> tuple[Piece, dict[str, Any]]:
-    """The checked query, and how to lay out its result: what ``write`` or ``stage`` are told beside it."""
-    known = {"sql", *(FILE_SETTINGS if storage == "parquet" else TABLE_SETTINGS)}
-    if unknown := set(config) - known:
-        raise _wrong(f"unknown: {', '.join(sorted(unknown))}; it knows {', '.join(sorted(known))}")
+    """The checked query, and the layout of its result as arguments of ``write`` or ``stage``."""
+    # First, so that a wrong query ends as ``InvalidSql`` here too, as it does when Spark refuses it.
+    query = read_select(config.get("sql"), [*names, SCOPE_BLOCKS])
+    given = SPEC.read(config)
+    unfit = config.keys() & (TABLE_SETTINGS if storage == "parquet" else FILE_SETTINGS)
+    if unfit:
+        raise _wrong(f"{', '.join(sorted(unfit))}: an output in {storage} has no such setting")
+    # Spark ignores case in names of views.
     lowered = [name.lower() for name in names]
     for name in lowered:
         if name == SCOPE_BLOCKS or lowered.count(name) > 1:
             raise _wrong(f"two relations would be called {name!r}")
-    query = read_select(config.get("sql"), [*names, SCOPE_BLOCKS])
-    return query, _files_layout(config) if storage == "parquet" else {"layout": _table_layout(config)}
+    return query, _files_layout(given) if storage == "parquet" else {"layout": _table_layout(given)}
 
 
-def _files_layout(config: Mapping[str, Any]) -> dict[str, Any]:
-    sort_by = config.get("sort_by", [])
-    if not isinstance(sort_by, list) or not all(isinstance(name, str) for name in sort_by):
-        raise _wrong("sort_by must be a list of column names")
-    return {"sort_by": sort_by, "blocks_per_file": _size(config, "blocks_per_file")}
+def _files_layout(given: SqlTransformSettings) -> dict[str, Any]:
+    sort_by = [] if given.sort_by is UNSET else given.sort_by
+    return {"sort_by": sort_by, "blocks_per_file": given.blocks_per_file}
 
 
-def _table_layout(config: Mapping[str, Any]) -> TableLayout:
-    try:
-        listed = msgspec.convert(config.get("indexes", []), list[str | list[str]])
-    except msgspec.ValidationError:
-        raise _wrong("indexes must be a list of column names, or of lists of them") from None
+def _table_layout(given: SqlTransformSettings) -> TableLayout:
+    listed = [] if given.indexes is UNSET else given.indexes
     indexes = tuple((each,) if isinstance(each, str) else tuple(each) for each in listed)
-    return TableLayout(indexes, _size(config, "partition_blocks"))
-
-
-def _size(config: Mapping[str, Any], name: str) -> int | None:
-    size = config.get(name)
-    if size is not None and not is_whole(size, 1, MAX_RANGE):
-        raise _wrong(f"{name} must be a whole number from 1 to {MAX_RANGE}")
-    return size
+    return TableLayout(indexes, given.partition_blocks)
 
 
 def _select(ctx: Context, query: Piece, relations: list[str]) -> DataFrame:
-    """Analyzed here, so that a column that doesn't exist is told apart from a Spark that fails."""
+    """Analyzed here, to distinguish a query with a missing column from a failure of Spark."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:

@@ -1,12 +1,13 @@
-"""Spark's own opinion of a query: the plan that it makes of the text, judged by a list of what may be in it.
+"""``checked_frame``: runs a query only after Spark's own plan of it has been judged by a list of allowed parts.
 
-The text was written by us from a tree that was judged (``domain.spark_select``). This is the second look, by
-whoever runs it: Spark shows the plan that it parsed and the one that it resolved, and every node of both must be of
-a kind that is listed here, every function on the list of functions, every table below one of the attempt's views.
+The text was written by us from a tree that was judged already (``domain.spark_select``). This is the second check,
+by the engine that runs it: Spark shows the plan that it parsed and the one that it resolved, and every node of
+both must be of a listed kind, every function on the list of functions, every table below one of the attempt's
+views.
 
-Spark shows plans as text, in which a query's names and strings stand as they are. They can't hide anything: what
-they add can only be refused. For that a node must begin a line and no line may be anything else, so strings are
-shown to Spark without line breaks here, and the headings must stand where Spark puts them, each of them once.
+Spark shows plans as text, with a query's names and strings in them. These can't hide anything: what they add can
+only be refused. For that a node must begin a line and every line must be a node, so Spark gets strings without
+line breaks here, and each heading must stand once, where Spark puts it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tracelake.domain.spark_select.expressions import is_clock
 from tracelake.domain.spark_select.functions import ALLOWED
+from tracelake.domain.spark_select.literals import is_clock
 from tracelake.domain.spark_select.pieces import (
     Piece,
     computed,
@@ -28,16 +29,14 @@ from tracelake.domain.spark_select.pieces import (
     render_without_limits,
     texts,
 )
-from tracelake.domain.spark_select.queries import read_select
-from tracelake.domain.spark_select.words import refused
-from tracelake.operators.sql_transform.instant_check import judge_instants
-from tracelake.operators.sql_transform.plan_text import closes, split
+from tracelake.domain.spark_select.tokens import refused
+from tracelake.operators.sql_transform.instant_check import closes, judge_instants, split
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SETTINGS = {
-    # A text means what it says: no values of variables, no files by their paths, no patterns for names.
+    # The text is taken literally: no values of variables, no files by their paths, no patterns for names.
     "spark.sql.variable.substitute": "false",
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
@@ -52,7 +51,7 @@ SETTINGS = {
 }
 _UNREAD_ESCAPES = "spark.sql.parser.escapedStringLiterals"
 _EXCLUDED = "spark.sql.optimizer.excludedRules"
-# They compute what is constant: the optimized plan then doesn't show any more what was cast.
+# These rules compute constants, and the optimized plan would no longer show the casts.
 _COMPUTE = ("ConstantFolding", "ConvertToLocalRelation")
 _RULES = "org.apache.spark.sql.catalyst.optimizer."
 
@@ -75,7 +74,7 @@ _ANALYZED_NODES = """
 _CONSTANT_ROWS = frozenset({"LocalRelation", "OneRowRelation"})
 _PARSED = frozenset(_PARSED_NODES.split())
 _ANALYZED = frozenset(_ANALYZED_NODES.split())
-# How Spark shows what isn't a call: parts of windows, joins, groupings and lambdas.
+# How Spark shows things that aren't calls: parts of windows, joins, groupings and lambdas.
 _FORMS = """
     between cube currentrow$ groupingsets lambdafunction likeall likeany naturaljoin notlikeall notlikeany outer
     rollup specifiedwindowframe unboundedfollowing$ unboundedpreceding$ unresolvedalias unresolvedextractvalue
@@ -93,20 +92,16 @@ _SCHEMA = re.compile(r"(?<! ), (?:array|map|struct) <")
 _TO_JSON = re.compile(r"\bto_json\(")
 _RELATION = re.compile(r" \[[^,]*\], \[\], false")
 _VIEW = re.compile(r" \(`(?P<name>(?:[^`]|``)+)`, \[")
-# What Spark makes of a name without a column, such as ``user``.
+# Spark reads a name without a column, such as ``user``, as one of these.
 _CHANGING = re.compile(
     r"\b(current_(?:user|date|time|timestamp)|session_user|localtimestamp|now)\((?:\)|Some)"
 )
 _GENERATE = re.compile(r" (\w+)\(")
 
 
-def check_select(text: object, relations: Iterable[str]) -> str:
-    """The text that Spark would get in place of this one, or ``Invalid`` with what is wrong with it."""
-    return render(read_select(text, relations))
-
-
 def checked_frame(spark: SparkSession, query: Piece, relations: Iterable[str]) -> DataFrame:
-    """The query as a frame, once Spark's plan of it has been judged. Raises what Spark says of a wrong one."""
+    """The query as a frame, once Spark's plan of it has been judged. Raises Spark's error for an invalid one."""
+    # First: these settings decide how Spark reads the text that is judged.
     _set_all(spark)
     parsed, analyzed, optimized = _sections(_explained(spark, render_on_one_line(query)))
     if unknown := sorted(unknown_calls(parsed)):
@@ -125,6 +120,7 @@ def checked_frame(spark: SparkSession, query: Piece, relations: Iterable[str]) -
             _, analyzed, optimized = _sections(_explained(spark, render_without_limits(query)))
         judge_instants(optimized, analyzed, lambda name: _types(spark, name))
     _judge_constants(spark, query)
+    # Only now: until here Spark has planned the query, and computed nothing but its constants.
     return spark.sql(render(query))
 
 
@@ -165,7 +161,7 @@ def judge_parsed(lines: list[str]) -> None:
 
 
 def judge_analyzed(lines: list[str], relations: Iterable[str]) -> None:
-    """The first line has the columns. What is below a view is what the attempt put there."""
+    """The first line has the columns. The plan below a view was made by the attempt, and isn't judged."""
     known = {name.lower() for name in relations}
     below: int | None = None
     for node, rest, depth in _nodes(lines[1:]):
@@ -198,7 +194,7 @@ def _nodes(lines: list[str]) -> Iterator[tuple[str, str, int]]:
 
 
 def unknown_calls(lines: list[str]) -> set[str]:
-    """Calls of what isn't on the list, or of what is there in another form than the reader's."""
+    """Calls of functions that aren't listed, or in another form than the reader writes them."""
     found: set[str] = set()
     for line in map(str.lower, lines):
         found.update(f"{call}()" for call in _CALL.findall(line) if call not in _CALLS)
@@ -263,7 +259,7 @@ def _set(spark: SparkSession, settings: dict[str, str]) -> None:
 
 
 def _explained(spark: SparkSession, query: str) -> str:
-    # Whatever stands in these parentheses is a query to Spark: it can't be a command, which would run here.
+    # Inside of these parentheses Spark accepts only a query, not a command, which would run here.
     frame: Any = spark.sql(" ".join(("SELECT * FROM (", query, ")")))
     return str(frame._explain_string(extended=True))
 

@@ -1,27 +1,41 @@
-"""Descriptors become views under the relations' names. Runs in the query's process.
+"""Relations as a slot receives them: open descriptors, which become views under the relations' names.
 
-Parquet is read by the engine itself through ``/proc/self/fd``: as fast as from a path, with filters and columns
-pushed down. The kernel lets a descriptor be opened anew only by those who may read the file; where the sandbox has
-a user of its own and the file is closed to others, it is mapped into memory and read through an Arrow dataset.
-Rows handed in as Arrow are scanned where they lie in memory.
+A relation's rows are those of all ``files`` (Parquet, open for reading) and all ``tables`` (memory files with one
+Arrow IPC stream or file each), columns matched by name and cast to the types of ``columns``. Neither means no rows.
+An integer that is stored in three columns is a column of its own too (``tables.wide_integers``), computed only if
+the query uses it. The service passes descriptors, never paths, so a slot can open nothing else.
+
+``attach`` runs in the query's process. The engine itself reads Parquet through ``/proc/self/fd``: as fast as from a
+path, with filters and columns pushed down. The kernel lets a descriptor be opened anew only by those who may read
+the file; where the sandbox has its own user and the file is closed to others, the file is mapped into memory and
+read through an Arrow dataset. Arrow tables are scanned in the memory that was passed.
+
+Memory files are sealed by the service, since a sandbox may not make any: no query can write to one, so nothing that
+a query leaves behind is read by the next. That holds for hot rows and for the file that slots warm up with.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import BinaryIO
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
-from tracelake import sqlfiles
 from tracelake.domain.errors import Invalid
-from tracelake.query.engine.identifiers import literal, quoted
+from tracelake.postgres import sqlfiles
+from tracelake.query.engine.column_types import literal, quoted
+from tracelake.tables.wide_integers import WIDE_INTEGER, storage_of, text_columns, visible_columns
 
-SQL = sqlfiles.load("tracelake.query.engine.sql", "statements.sql")
+SQL = sqlfiles.load("tracelake.query.engine", "sql/statements.sql")
+#: A path here is the number of a descriptor, so the engine must not derive columns from it.
 _PARQUET_OPTIONS = "hive_partitioning = false, union_by_name = false, filename = false"
 _TYPES: Mapping[pa.DataType, str] = {
     pa.bool_(): "BOOLEAN",
@@ -42,12 +56,75 @@ _TYPES: Mapping[pa.DataType, str] = {
     pa.date32(): "DATE",
     pa.timestamp("us"): "TIMESTAMP",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP WITH TIME ZONE",
+    WIDE_INTEGER: "BIGNUM",
 }
+# A file that shrinks under a mapping kills its reader with SIGBUS.
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_BUFFER_BYTES = 1024 * 1024
+_WARM_UP_ROWS = pa.table(
+    {
+        "block_number": pa.array(range(64)),
+        "address": pa.array([f"x{number}" for number in range(64)]),
+        "amount": pa.array([0.5] * 64),
+    }
+)
+WARM_UP_SCHEMA: pa.Schema = _WARM_UP_ROWS.schema
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """An attached relation on this side of the socket."""
+class _Column:
+    """A column of a view: its name and type, and the stored column that it is cast from."""
+
+    name: str
+    kind: str
+    stored: str
+
+
+class AttachedRelation:
+    """A relation on the service's side. It owns its descriptors: ``close`` it (or use ``with``) once ``Slot.run``
+    has returned; closing twice is fine.
+
+    ``columns`` are the relation's columns in their order. ``files`` and ``tables`` need to hold only those that the
+    query uses: a column that a file or table lacks is NULL there."""
+
+    def __init__(
+        self,
+        name: str,
+        columns: pa.Schema,
+        *,
+        files: Sequence[int] = (),
+        tables: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.columns = columns
+        self.files = list(files)
+        self.tables = list(tables)
+
+    def bytes(self) -> int:
+        return sum(os.fstat(descriptor).st_size for descriptor in (*self.files, *self.tables))
+
+    def close(self) -> None:
+        # The numbers are forgotten first: closed twice, one might be another file's by then.
+        files, self.files = self.files, []
+        tables, self.tables = self.tables, []
+        for descriptor in (*files, *tables):
+            os.close(descriptor)
+
+    def __enter__(self) -> AttachedRelation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"AttachedRelation({self.name}, {len(self.files)} files, {len(self.tables)} tables)"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRelation:
+    """The same relation in the query's process."""
 
     name: str
     columns: pa.Schema
@@ -59,23 +136,24 @@ def path_of(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def paths(relations: Sequence[Received]) -> list[str]:
-    """What the engine has to be allowed to open."""
+def paths(relations: Sequence[ReceivedRelation]) -> list[str]:
+    """The paths that the engine has to be allowed to open."""
     return [path_of(file) for relation in relations for file in relation.files if _can_be_opened(file)]
 
 
-def attach(connection: duckdb.DuckDBPyConnection, relations: Sequence[Received]) -> None:
+def attach(connection: duckdb.DuckDBPyConnection, relations: Sequence[ReceivedRelation]) -> None:
     for number, relation in enumerate(relations):
         if len(relation.columns) == 0:
             raise Invalid("RelationWithoutColumns", f"{relation.name} has no columns")
-        types = _wanted_types(connection, number, relation.columns)
+        wanted = _wanted(connection, number, relation.columns)
         sources = list(_sources(connection, number, relation))
-        selects = [_select(source, types, types) for source in sources] or [_no_rows(types)]
+        stored = relation.columns.names
+        selects = [_select(source, wanted, stored) for source in sources] or [_no_rows(wanted)]
         try:
             _create_view(connection, relation.name, selects)
         except duckdb.BinderException:
-            # A column is missing somewhere.
-            selects = [_select(source, types, _columns(connection, source)) for source in sources]
+            # A file or table lacks a column. Only then are its columns looked up, since that costs a read of each.
+            selects = [_select(source, wanted, _columns(connection, source)) for source in sources]
             _create_view(connection, relation.name, selects)
 
 
@@ -84,20 +162,29 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, selects: Sequ
     connection.execute(SQL.create_view.format(name=quoted(name), rows=rows))
 
 
-def _wanted_types(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> dict[str, str]:
-    """The engine's names of the types. Asking it takes most of a millisecond, and most types are these."""
+def _wanted(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> list[_Column]:
+    visible, texts = visible_columns(columns), text_columns(columns)
+    types = _types(connection, number, visible)
+    return [_Column(name, types[name], texts.get(name, name)) for name in visible.names]
+
+
+def _types(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> dict[str, str]:
+    """The engine's names of the types. ``_TYPES`` has the usual ones: asking the engine takes most of a
+    millisecond."""
     known = {field.name: _TYPES.get(field.type) for field in columns}
     found = {name: kind for name, kind in known.items() if kind is not None}
     if len(found) == len(columns):
         return found
     name = f"tracelake_{number}_columns"
-    connection.register(name, columns.empty_table())
+    storage = pa.schema([(field.name, storage_of(field.type)) for field in columns])
+    connection.register(name, storage.empty_table())
     bound = connection.sql(SQL.rows_of.format(columns="*", source=name))
-    return {name: str(kind) for name, kind in zip(bound.columns, bound.types, strict=True)}
+    return {name: str(kind) for name, kind in zip(bound.columns, bound.types, strict=True)} | found
 
 
-def _sources(connection: duckdb.DuckDBPyConnection, number: int, relation: Received) -> Iterator[str]:
+def _sources(connection: duckdb.DuckDBPyConnection, number: int, relation: ReceivedRelation) -> Iterator[str]:
     opened = [file for file in relation.files if _can_be_opened(file)]
+    # A file with mode 0600 can't be opened anew by the sandbox's own user, but its descriptor can be mapped.
     mapped = [file for file in relation.files if not _can_be_opened(file)]
     if opened:
         listed = ", ".join(literal(path_of(file)) for file in opened)
@@ -112,20 +199,22 @@ def _sources(connection: duckdb.DuckDBPyConnection, number: int, relation: Recei
         yield name
 
 
-def _select(source: str, wanted: Mapping[str, str], there: Collection[str]) -> str:
-    """A cast to the type that a column has already is none: filters are pushed down through it."""
+def _select(source: str, wanted: Sequence[_Column], there: Collection[str]) -> str:
+    """The engine drops a cast to the type that a column already has, and so pushes filters through it."""
     return SQL.rows_of.format(columns=_casts(wanted, there), source=source)
 
 
-def _no_rows(wanted: Mapping[str, str]) -> str:
+def _no_rows(wanted: Sequence[_Column]) -> str:
     return SQL.no_rows_of.format(columns=_casts(wanted, ()), source="(VALUES (1))")
 
 
-def _casts(wanted: Mapping[str, str], there: Collection[str]) -> str:
+def _casts(wanted: Sequence[_Column], there: Collection[str]) -> str:
+    # The engine ignores case in names of columns.
     names = {name.lower() for name in there}
     return ", ".join(
-        f"CAST({quoted(name) if name.lower() in names else 'NULL'} AS {kind}) AS {quoted(name)}"
-        for name, kind in wanted.items()
+        f"CAST({quoted(one.stored) if one.stored.lower() in names else 'NULL'} AS {one.kind}) "
+        f"AS {quoted(one.name)}"
+        for one in wanted
     )
 
 
@@ -139,6 +228,7 @@ def _can_be_opened(descriptor: int) -> bool:
 
 def _mapped(descriptor: int) -> pa.Buffer:
     size = os.fstat(descriptor).st_size
+    # ``mmap`` refuses an empty file.
     return pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b"")
 
 
@@ -149,8 +239,28 @@ def _mapped_dataset(descriptors: Sequence[int]) -> ds.Dataset:
 
 
 def _table(descriptor: int) -> pa.Table:
-    """Either of the two forms of Arrow IPC."""
+    """Reads an Arrow IPC file or stream."""
     buffer = _mapped(descriptor)
     if buffer.size >= 6 and buffer.slice(0, 6).to_pybytes() == b"ARROW1":
         return pa.ipc.open_file(buffer).read_all()
     return pa.ipc.open_stream(buffer).read_all()
+
+
+def sealed_memory(name: str, write: Callable[[BinaryIO], None]) -> int:
+    """A descriptor of a memory file that ``write`` has filled and that can't be changed any more; the caller closes
+    it."""
+    memory = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        # The file object closes its own descriptor; ``memory`` stays open to be sealed and sent.
+        with os.fdopen(os.dup(memory), "wb", buffering=_BUFFER_BYTES) as file:
+            write(file)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def sealed_file() -> int:
+    """A descriptor of the Parquet file that slots warm up with; the caller closes it."""
+    return sealed_memory("warm-up", lambda file: pq.write_table(_WARM_UP_ROWS, file))

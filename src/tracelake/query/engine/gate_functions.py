@@ -1,12 +1,12 @@
 """The functions that a query may call: those that compute from their arguments and nothing else.
 
 An allow-list, because an engine's new version brings new functions, and the ones that read files, settings,
-variables, the catalog or other SQL look like any other call. ``VOLATILE`` are the few whose answer differs from
-call to call; they tell the time and roll dice. ``list_aggregate`` and its like take the name of an aggregate as
-text: the engine looks it up among aggregates alone, none of which reaches outside.
+variables, the catalog or other SQL look like any other call. ``VOLATILE`` are the few whose result differs from
+call to call: the time and random numbers. ``list_aggregate`` and its like take the name of an aggregate as text:
+the engine looks it up among aggregates alone, none of which reaches outside.
 
-As relations there are ``unnest``, ``range`` and ``generate_series``: they make rows from their arguments, the two
-latter as many as somebody asks for, which costs the time and memory that a query is limited to anyway.
+Table functions are ``unnest``, ``range`` and ``generate_series``: they make rows from their arguments. The last two
+may make any number of them, within the time and memory that every query is limited to.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ BARE = {
         ("current_catalog", "current_role", "current_schema", "current_user", "session_user"), ""
     ),
 }
-"""Names that the engine takes for a call, without parentheses, where no column is called so; and of what. ``user``
-is one of them too, which is a column of many tables; where it is none, it says the same to everybody."""
+"""Names that the engine resolves to a function call when no column has that name, with the function; an empty one
+is refused. ``user`` is one of these names too, but left out: it is a column of many tables, and as a call it
+returns the same value for every caller."""
 
 FUNCTIONS = (
     OPERATORS | NUMBERS | TEXT | BINARY | TIMES | JSON | NESTED | CHOICES | AGGREGATES | WINDOWS | VOLATILE
@@ -152,6 +153,15 @@ TYPES = _names(
     uint64 uint8 uinteger union usmallint utinyint uuid varbinary varchar varint bignum row
     """
 ) | {"timestamp with time zone", "time with time zone", "double precision"}
-"""Types to cast to, all built in; an ENUM or the name of a type of somebody's own isn't among them."""
+"""Types to cast to, all built in; an ENUM or a user-defined type isn't among them."""
+
+NUMBER_TYPES = _names(
+    """
+    bigint dec decimal float float4 hugeint int int1 int128 int16 int2 int32 int4 int64 int8 integer integral long
+    numeric real short signed smallint tinyint ubigint uhugeint uint128 uint16 uint32 uint64 uint8 uinteger
+    usmallint utinyint
+    """
+)
+"""Those of them that are numbers narrower than BIGNUM, without DOUBLE."""
 
 COLLATIONS = frozenset({"nocase", "noaccent", "nfc", "binary", "c", "posix"})

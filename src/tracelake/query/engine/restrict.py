@@ -1,36 +1,44 @@
-"""What a query's process takes away from itself, inside the sandbox or without one. Nothing gives it back.
+"""The limits of one query, and the rights that its process drops, irrevocably.
 
-``stay_alone`` before the process sees any SQL: it can't start a program or another process, signal one, make a
-socket or change a file's owner and mode, and it writes nowhere but to its own folder, also not to a file that it
-was handed for reading (``/proc/self/fd`` could be opened anew, when sandbox and service share a user).
-``read_only_these`` before it runs the SQL, where there is no sandbox that hides everything else: of all files it
-opens those it was handed, and the interpreter's own. Both hold for the calling thread and for threads it starts
-from then on, so they come before the engine has any.
+``drop_rights`` is called before the process sees any SQL: from then on it can't start a program or another process,
+signal one, make a socket or change a file's owner and mode, and it writes only to its own folder, not even to a
+file that it received for reading (``/proc/self/fd`` could be opened anew, when sandbox and service share a user).
+``restrict_reads`` is called before the SQL runs where no sandbox hides the other files: the process may then open
+only the files that it received and the interpreter's own. Both hold for the calling thread and for threads it
+starts later, so they come before the engine has any.
 
-File rules are Landlock's (Linux 5.13 and later); ``landlock_version`` is 0 where the kernel has none.
+The service counts a query's time and kills it; the other limits hold inside the slot. File rules are Landlock's
+(Linux 5.13 and later); where the kernel has none, there are no such rules.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import struct
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from tracelake.worker.sandbox import seccomp
+from tracelake import kernel
+from tracelake.sandbox import seccomp
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG, _PATH_BENEATH = 1, 1
-
+MIB = 1024 * 1024
+#: Memory for the interpreter, the engine's code, and rows on their way in and out.
+OWN_BYTES = 512 * MIB
+#: Descriptors besides those of a query: files that the engine opens anew, a few for each thread, and the
+#: interpreter's.
+OTHER_DESCRIPTORS = 1024
+#: Maximum number of descriptors of one query; more files have to be compacted first, or queried in parts.
+MOST_DESCRIPTORS = 16_000
+#: Landlock's rights (``LANDLOCK_ACCESS_FS_…``).
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
-_OTHER_MAKE = (1 << 6) | (1 << 9) | (1 << 10) | (1 << 11) | (1 << 12)
 _REFER, _TRUNCATE, _DEVICE_IOCTL = 1 << 13, 1 << 14, 1 << 15
+#: Making devices, sockets, pipes and links.
+_OTHER_MAKE = (1 << 6) | (1 << 9) | (1 << 10) | (1 << 11) | (1 << 12)
+#: Versions of Landlock that brought a right; an older kernel refuses a ruleset that names it.
 _SINCE = {2: _REFER, 3: _TRUNCATE, 5: _DEVICE_IOCTL}
 _IN_OWN_FOLDER = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
+#: Files that the interpreter and the engine still read without a sandbox.
 _SYSTEM = (
     "/usr",
     "/lib",
@@ -42,56 +50,56 @@ _SYSTEM = (
     "/sys/fs/cgroup",
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
-class _FilterProgram(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLimits:
+    """``memory_bytes`` is DuckDB's own limit; the process as a whole gets ``OWN_BYTES`` more. ``spill_bytes`` may
+    go to the slot's private folder; 0 turns spilling off."""
+
+    seconds: float = 30.0
+    memory_bytes: int = 1024 * MIB
+    spill_bytes: int = 2048 * MIB
+    threads: int = field(default_factory=_cores)
 
 
-def landlock_version() -> int:
-    return max(
-        0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
-    )
+def raise_descriptor_limit() -> None:
+    """Raise it to the hard limit: a query's files are open in the service before they are sent to the slot."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def die_with_parent(parent: int) -> None:
-    """``parent``: as it was when we were started; it may be gone by now."""
-    _prctl(_PR_SET_PDEATHSIG, 9)
-    if os.getppid() != parent:
-        os._exit(0)
+def most_descriptors() -> int:
+    """Maximum number of descriptors of one query on this machine; a slot has the same limit as the service."""
+    return max(1, min(MOST_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - OTHER_DESCRIPTORS))
 
 
 def limit_memory(data_bytes: int, file_bytes: int) -> None:
-    """Of this process. An engine that is refused memory says so, where a cgroup would kill it or slow it down."""
+    """Limit this process. An engine that is refused memory reports it, where a cgroup would kill it or slow it."""
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def be_unreadable() -> None:
-    """Another process of our own user can't look into our memory and descriptors."""
-    _prctl(_PR_SET_DUMPABLE, 0)
-
-
-def stay_alone(own_folder: str | None) -> None:
+def drop_rights(own_folder: str | None) -> None:
     """``own_folder``: where the engine may spill."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if landlock_version():
+    # An unprivileged process may restrict itself only after this: otherwise a setuid program could be misled.
+    kernel.gain_no_privileges()
+    if kernel.landlock_version():
         handled = _since(_EXECUTE | _IN_OWN_FOLDER | _OTHER_MAKE | _REFER | _DEVICE_IOCTL)
         with _Ruleset(handled) as rules:
             if own_folder is not None:
                 rules.allow_path(own_folder, _since(_IN_OWN_FOLDER))
             rules.allow_path("/dev/null", _since(_WRITE_FILE))
-    program = seccomp.build_filter(seccomp.machine(), alone=True)
-    argument = _FilterProgram(len(program) // 8, program)
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(argument))
+    kernel.filter_system_calls(seccomp.build_filter(seccomp.machine(), alone=True))
 
 
-def read_only_these(descriptors: Iterable[int], folders: Iterable[str]) -> None:
-    """``folders``: what the interpreter may still load, and the engine's own folder."""
-    if not landlock_version():
+def restrict_reads(descriptors: Iterable[int], folders: Iterable[str]) -> None:
+    """``folders``: those that the interpreter may still load from, and the engine's own folder."""
+    if not kernel.landlock_version():
         return
     with _Ruleset(_READ_FILE) as rules:
         for folder in (*_SYSTEM, *folders):
@@ -101,19 +109,16 @@ def read_only_these(descriptors: Iterable[int], folders: Iterable[str]) -> None:
 
 
 def _since(rights: int) -> int:
-    """Those of the rights that this kernel knows."""
-    version = landlock_version()
+    """The rights among these that this kernel knows."""
+    version = kernel.landlock_version()
     return rights & ~sum(right for since, right in _SINCE.items() if version < since)
 
 
 class _Ruleset:
-    """In force from the end of the ``with``."""
+    """Landlock rules, in force from the end of the ``with`` block."""
 
     def __init__(self, handled: int) -> None:
-        attributes = struct.pack("=Q", handled)
-        self._descriptor = _call(
-            _CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
-        )
+        self._descriptor = kernel.create_ruleset(handled)
 
     def __enter__(self) -> _Ruleset:
         return self
@@ -122,6 +127,8 @@ class _Ruleset:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
+            # A machine without this path has nothing there to
+            # allow, and leaving a rule out only forbids more.
             return
         try:
             self.allow(descriptor, rights)
@@ -129,27 +136,12 @@ class _Ruleset:
             os.close(descriptor)
 
     def allow(self, descriptor: int, rights: int) -> None:
-        rule = struct.pack("=Qi", rights, descriptor)
-        _call(
-            _ADD_RULE, ctypes.c_int(self._descriptor), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)
-        )
+        kernel.allow_beneath(self._descriptor, descriptor, rights)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
+            # A rule that failed to load would leave the ruleset incomplete, and restricting can't be undone.
             if kind is None:
-                _call(_RESTRICT_SELF, ctypes.c_int(self._descriptor), ctypes.c_uint32(0))
+                kernel.restrict_self(self._descriptor)
         finally:
             os.close(self._descriptor)
-
-
-def _call(number: int, *arguments: object) -> int:
-    result = int(_libc.syscall(number, *arguments))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-
-
-def _prctl(option: int, *arguments: object) -> None:
-    given = [*arguments, 0, 0, 0, 0][:4]
-    if _libc.prctl(option, *given) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

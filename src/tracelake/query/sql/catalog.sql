@@ -2,9 +2,9 @@
 -- All that a query needs to know, in one statement and so of one moment: the caller's task, and for each relation
 -- ($3 names, or the $4 versions that a token pins) its version, its committed ranges and its files. $5 and $6 are
 -- the first and last block that the query can need of each, $7 the most files of one relation that are listed.
--- Where files say nothing of their rows' blocks, as the first with rows shows, none is left out by blocks. Committed
+-- If files have no blocks of their rows, as the first file with rows shows, none is left out by blocks. Committed
 -- ranges don't overlap, so the first that ends within the wanted blocks is the first of them, and all others begin
--- behind it: both are found by an index.
+-- after it: an index finds both.
 SELECT (SELECT row_to_json(t) FROM (
             SELECT task_id, attempt, status, last_outcome FROM catalog.task WHERE task_id = $1 AND org_id = $2) t
        )::text AS task,
@@ -52,16 +52,16 @@ SELECT (SELECT row_to_json(t) FROM (
        ) r)::text AS relations
 
 -- name: user
--- Whose bearer token this is.
+-- The owner of a bearer token.
 SELECT user_id, org_id, name FROM catalog.user_token WHERE token_hash = $1
 
 -- name: published
--- The names that there are, for those who got one wrong.
+-- Names of published datasets, for the error about an unknown one.
 SELECT dataset FROM catalog.dataset_version WHERE org_id = $1 AND is_current AND dataset IS NOT NULL
 ORDER BY dataset LIMIT $2
 
 -- name: check
--- Can the views be read?
+-- Whether the views can be read.
 SELECT 1 FROM catalog.dataset_version LIMIT 1
 
 -- name: now

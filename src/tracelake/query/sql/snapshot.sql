@@ -1,6 +1,6 @@
 -- name: begin
--- What was committed at this moment is what the whole query reads; no statement, and no pause between two, takes longer
--- than the query may. A table that somebody is changing the shape of isn't waited for.
+-- Take the snapshot that the whole query reads. The query's time limits every statement and every pause between two;
+-- the wait for a table whose shape is being changed is short.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SET LOCAL statement_timeout = {limit};
 SET LOCAL idle_in_transaction_session_timeout = {limit};
@@ -8,5 +8,5 @@ SET LOCAL lock_timeout = '2s';
 SELECT pg_current_snapshot()
 
 -- name: end
--- There is nothing to keep.
+-- End the snapshot; a read-only transaction has nothing to commit.
 ROLLBACK

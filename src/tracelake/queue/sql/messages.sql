@@ -8,8 +8,8 @@ ORDER BY b.position
 RETURNING id;
 
 -- name: receive
--- Takes what is due and buries what was received too often; with nothing due, says when something will be. Once what it
--- has taken weighs as much as it may, the rest stays where it is.
+-- Takes due messages and moves those received too often to the dead letters; with nothing due, returns when the next
+-- message will be. Stops taking once the bodies have the maximum number of bytes.
 WITH due AS MATERIALIZED (
     SELECT id, visible_at, receive_count, pg_column_size(body) AS size
     FROM tracelake_queue.messages
@@ -59,7 +59,7 @@ FROM answer
 ORDER BY visible_at, id;
 
 -- name: extend
--- Only a message still in flight under this very receipt can be held longer, or given back with 0 seconds.
+-- Only a message still in flight under this very receipt can be held longer, or released with 0 seconds.
 UPDATE tracelake_queue.messages
 SET visible_at = tracelake_queue.clock() + make_interval(secs => $3::float8)
 WHERE id = ANY ($1::bigint[]) AND receipt = ANY ($2::uuid[]) AND visible_at > tracelake_queue.clock()
@@ -86,7 +86,7 @@ WITH given_up AS (
 SELECT id, receipt, queue FROM given_up;
 
 -- name: dead_letters
--- What was given up, oldest first.
+-- Oldest first.
 SELECT id, enqueued_at, dead_at, receive_count, reason, body::text AS body
 FROM tracelake_queue.dead_letters
 WHERE queue = $1::text
@@ -94,7 +94,8 @@ ORDER BY id
 LIMIT $2::int;
 
 -- name: redrive
--- A redriven letter is a new message, so that neither its age nor its count condemns it again at once.
+-- A redriven letter is a new message, so that neither its age nor its receive count moves it back to the dead
+-- letters at once.
 WITH raised AS (
     DELETE FROM tracelake_queue.dead_letters
     WHERE queue = $1::text AND id = ANY ($2::bigint[])
@@ -106,7 +107,7 @@ SELECT queue, tracelake_queue.clock(), tracelake_queue.clock(), body FROM raised
 RETURNING id;
 
 -- name: discard
--- Dead letters stay until somebody says so.
+-- Dead letters stay until a user discards them.
 DELETE FROM tracelake_queue.dead_letters
 WHERE queue = $1::text AND id = ANY ($2::bigint[])
   AND (SELECT set_config('synchronous_commit', 'on', true)) IS NOT NULL
@@ -129,7 +130,7 @@ FROM (
 GROUP BY queue;
 
 -- name: purge
--- Durable, since a purge that a crash undoes would surprise whoever asked for it.
+-- Durable, since a crash must not undo a purge that was reported as done.
 WITH dropped AS (
     DELETE FROM tracelake_queue.messages
     WHERE queue = $1::text AND (SELECT set_config('synchronous_commit', 'on', true)) IS NOT NULL

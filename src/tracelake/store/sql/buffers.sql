@@ -4,7 +4,7 @@ SELECT left(job_name, -length('.sink')) AS name, buffer_schema FROM dataset
 WHERE dag_name = $1 AND write_mode = 'buffered' AND job_name IS NOT NULL
 
 -- name: ensure_buffered
--- A buffered dataset keeps its identity for as long as its DAG calls it so, through removals too.
+-- A buffered dataset keeps its identity for as long as its DAG uses the name, through removals too.
 INSERT INTO dataset (dataset_uuid, org_id, dag_name, job_name, output_index, published_name, write_mode, buffer_schema,
                      schema_hash)
 VALUES ($1, $2, $3, $4, 0, $5, 'buffered', $6, $7)
@@ -13,13 +13,13 @@ SET published_name = excluded.published_name, buffer_schema = excluded.buffer_sc
 RETURNING dataset_uuid
 
 -- name: retire_buffered
--- Buffered datasets that the DAG no longer names give their name back; their data stays.
+-- Buffered datasets that the DAG no longer names lose their published name; their data stays.
 UPDATE dataset SET published_name = NULL
 WHERE dag_name = $1 AND write_mode = 'buffered' AND published_name IS NOT NULL AND published_name <> ALL($2::text[])
 RETURNING job_name
 
 -- name: buffers_of_dag
--- What a deploy answers besides its jobs.
+-- The buffered datasets in the answer of a deploy.
 SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, d.schema_hash
 FROM dataset d JOIN dataset_version dv ON dv.dataset_uuid = d.dataset_uuid AND dv.is_current
 WHERE d.dag_name = $1 AND d.write_mode = 'buffered' AND d.published_name IS NOT NULL
@@ -48,13 +48,13 @@ SELECT d.dataset_uuid, dv.dataset_version, d.dag_name, d.published_name, d.schem
 FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = $1 AND d.write_mode = 'buffered'
 
 -- name: add_messages
--- Messages for buffers' queues, committed with what made them.
+-- Messages for buffers' queues, committed with their cause.
 INSERT INTO outbox (kind, runtime, payload, body, available_at)
 SELECT 'buffer', m.queue, '{}', m.body, tl_now() FROM unnest($1::text[], $2::text[]) AS m(queue, body)
 RETURNING outbox_id, runtime, available_at
 
 -- name: add_batch
--- A publish: the message, and that this job writes this dataset.
+-- A publish: the message, and a record that this job writes this dataset.
 WITH writer AS (
     INSERT INTO buffer_writer (dag_name, job_name, dataset_uuid) VALUES ($3, $4, $5) ON CONFLICT DO NOTHING
 )
@@ -85,10 +85,10 @@ ORDER BY w.dag_name, w.job_name, w.dataset_uuid
 SELECT job_id, revision_base FROM job WHERE job_id = ANY($1::uuid[])
 
 -- name: writers
--- Who publishes to a dataset.
+-- The producers of a dataset.
 SELECT dag_name || '/' || job_name AS producer FROM buffer_writer WHERE dataset_uuid = $1 ORDER BY 1
 
--- name: bury
+-- name: add_dead_letter
 -- A message that the sink gave up; the same one again is the same dead letter.
 INSERT INTO dead_letter AS l (org_id, dataset_uuid, batch_id, message, kind, producer, row_count, reason, tries, task_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
@@ -103,14 +103,14 @@ FROM dead_letter l JOIN dataset d USING (dataset_uuid)
 WHERE l.dataset_uuid = $1 AND l.dead_letter_id > $2 ORDER BY l.dead_letter_id LIMIT $3
 
 -- name: dead_letter
--- One dead letter, whole.
+-- One dead letter with its message.
 SELECT l.dead_letter_id, l.dataset_uuid, d.published_name AS dataset, l.batch_id, l.reason, l.tries, l.kind, l.producer,
        l.row_count, l.created_at, l.message
 FROM dead_letter l JOIN dataset d USING (dataset_uuid) WHERE l.org_id = $1 AND l.dead_letter_id = $2
 
 -- name: exhume
 -- Dead letters that leave, some of them or all; in portions, since each may be large. None beyond the last one that
--- there was at first: what is sent again may come back meanwhile.
+-- there was at first: one that is sent again may come back meanwhile.
 DELETE FROM dead_letter WHERE dead_letter_id IN (
     SELECT l.dead_letter_id FROM dead_letter l
     WHERE l.dataset_uuid = $1 AND ($2::bigint[] IS NULL OR l.dead_letter_id = ANY($2::bigint[]))
@@ -123,8 +123,8 @@ RETURNING dead_letter_id, message
 SELECT coalesce(max(dead_letter_id), 0) AS last FROM dead_letter WHERE dataset_uuid = $1
 
 -- name: overview
--- Every buffered dataset that is published or has anything left: its sink's task, its dead letters, and what of it
--- is still on its way to the queue.
+-- Every buffered dataset that is published or has anything left: its sink's task, its dead letters, and its
+-- messages that are still in the outbox.
 SELECT d.published_name AS dataset, left(d.job_name, -length('.sink')) AS name, d.dataset_uuid, d.dag_name,
        d.schema_hash, t.task_id AS sink_task_id, t.status AS sink_status, dc.cursor,
        (SELECT count(*) FROM dead_letter l WHERE l.dataset_uuid = d.dataset_uuid) AS dead_letters,

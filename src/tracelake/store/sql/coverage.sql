@@ -4,7 +4,7 @@ SELECT range_start FROM partition WHERE dataset_version = $1 AND current AND ran
 ORDER BY range_end LIMIT 1
 
 -- name: extent
--- The first and last block of a version, what it is made by, and how far its cursor is.
+-- The first and last block of a version, its producer, and its cursor.
 SELECT (SELECT min(range_start) FROM partition WHERE dataset_version = $1 AND current) AS first,
        (SELECT max(range_end) FROM partition WHERE dataset_version = $1 AND current) AS last,
        dc.cursor, dv.storage, j.config->'start_block' AS start_block
@@ -12,7 +12,7 @@ FROM dataset_version dv LEFT JOIN dataset_cursor dc USING (dataset_version) LEFT
 WHERE dv.dataset_version = $1
 
 -- name: gaps_before_partitions
--- A page of what is missing before each partition, walked once in their order; announcements may overlap.
+-- A page of the gaps before each partition, walked once in their order; announcements may overlap.
 SELECT gap_start, gap_end FROM (
     SELECT greatest(coalesce(max(range_end) OVER (ORDER BY range_start, range_end
                                                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) + 1, $2), $2)
@@ -28,7 +28,7 @@ SELECT range_end AS last FROM partition WHERE dataset_version = $1 AND current A
 ORDER BY range_start DESC LIMIT 1
 
 -- name: last_announced
--- The same of announcements, of which an earlier one may reach further.
+-- Likewise for announcements, of which an earlier one may reach further.
 SELECT max(range_end) AS last FROM partition WHERE dataset_version = $1 AND current AND range_start <= $2
 
 -- name: active_jobs
@@ -39,14 +39,14 @@ SELECT j.job_id, j.dag_name, j.name, j.operator, j.source_kind, j.execution_stra
 FROM job j WHERE j.active
 
 -- name: triggering_edges
--- Who triggers whom.
+-- The edges of the graph that trigger.
 SELECT DISTINCT dv.job_id AS producer, ji.job_id AS consumer
 FROM job_input ji JOIN job j ON j.job_id = ji.job_id AND j.active JOIN dataset_version dv USING (dataset_version)
 WHERE ji.trigger AND dv.job_id IS NOT NULL
 
 -- name: backfill_state
--- What of a range a job has committed in all its outputs, and what of the rest nobody has asked for: neither said to
--- it nor on its way through the jobs before it. In one statement, since all of it moves.
+-- The part of a range that a job has committed in all its outputs, and the missing part that is not scheduled: no
+-- task covers it and no job before this one is about to announce it. In one statement, since all of it changes.
 WITH wanted AS (
     SELECT int8multirange(int8range($2, $3, '[]')) AS span
 ), outputs AS (
@@ -88,7 +88,7 @@ SELECT (SELECT span::text FROM missing) AS missing,
 FROM cells
 
 -- name: live_tasks_in_range
--- How many tasks of a job and of those before it wait for a range, or run.
+-- Numbers of waiting and running tasks of a job, and of those before it, in a range.
 SELECT count(*) FILTER (WHERE status = 'Queued') AS queued, count(*) FILTER (WHERE status = 'Running') AS running
 FROM (SELECT status FROM task WHERE job_id = ANY($1::uuid[]) AND status = 'Queued' AND kind = 'partition'
         AND range_start <= $3 AND range_end >= $2
@@ -97,7 +97,7 @@ FROM (SELECT status FROM task WHERE job_id = ANY($1::uuid[]) AND status = 'Queue
         AND range_start <= $3 AND range_end >= $2) t
 
 -- name: failed_tasks_in_range
--- Tasks of these jobs that only a person brings on: the last of their scope, of which something is still missing.
+-- Tasks of these jobs that only a person can retry: the last of their scope, of which a part is still missing.
 SELECT t.task_id, t.job_id, t.status, t.range_start, t.range_end, t.error_message, count(*) OVER () AS total
 FROM task t
 WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('Failed', 'Canceled') AND t.kind = 'partition'

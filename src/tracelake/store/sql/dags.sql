@@ -23,11 +23,11 @@ ON CONFLICT (name) DO UPDATE SET active_version = excluded.active_version, deplo
 UPDATE job SET active = false, retired_at = tl_now() WHERE dag_name = $1 AND name = $2 AND active RETURNING job_id
 
 -- name: retire_versions
--- What retired jobs wrote is no longer current.
+-- Versions of retired jobs are no longer current.
 UPDATE dataset_version SET is_current = false WHERE job_id = ANY($1::uuid[])
 
 -- name: find_generation
--- Was this job ever deployed just so? Then its data still holds.
+-- The generation of a job with this fingerprint, if there ever was one: its data is still valid.
 SELECT job_id FROM job WHERE dag_name = $1 AND name = $2 AND fingerprint = $3
 
 -- name: add_job
@@ -40,15 +40,15 @@ VALUES ($1, $2, $3, $4, $5, true, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 
         $23, $24, $25, $26)
 
 -- name: tune_job
--- How a job is run, which may change without touching what it computes.
+-- The settings by which a job is run; they may change without affecting its results.
 UPDATE job SET active = true, retired_at = NULL, runtime = $2, max_attempts = $3, timeout_seconds = $4,
        heartbeat_timeout_seconds = $5, priority = $6, max_concurrency = $7, max_queue_depth = $8,
        max_queue_age_seconds = $9, idle_timeout_seconds = $10, retry_base_seconds = $11, retry_max_seconds = $12
 WHERE job_id = $1
 
 -- name: outrank
--- What a generation publishes from now on replaces what other generations of the job have published: its revisions
--- begin above theirs, each of which is its base and the revisions of all that it reads and writes.
+-- Rows that a generation publishes from now on replace those of other generations of the job: its revisions begin
+-- above theirs, each of which is its base plus the revisions of all that it reads and writes.
 UPDATE job SET revision_base = 1 + earlier.highest
 FROM (SELECT max(g.revision_base
                  + coalesce((SELECT sum(dv.revision) FROM job_input ji JOIN dataset_version dv USING (dataset_version)
@@ -70,16 +70,16 @@ INSERT INTO dataset_version (dataset_version, dataset_uuid, job_id, output_index
 VALUES ($1, $2, $3, $4, $5, $6, true)
 
 -- name: revive_versions
--- A job that is deployed again just as it was takes up its data where it left it.
+-- A job that is deployed again exactly as it was gets its data back.
 UPDATE dataset_version SET is_current = true WHERE job_id = $1
 
 -- name: current_version_of_output
--- What an input on a job's output means now.
+-- The version that an input on a job's output reads now.
 SELECT d.dataset_uuid, dv.dataset_version FROM dataset d JOIN dataset_version dv USING (dataset_uuid)
 WHERE d.dag_name = $1 AND d.job_name = $2 AND d.output_index = $3 AND dv.is_current
 
 -- name: current_version_of_name
--- What an input on a buffered dataset means now.
+-- The version that an input on a buffered dataset reads now.
 SELECT d.dataset_uuid, dv.dataset_version FROM dataset d JOIN dataset_version dv USING (dataset_uuid)
 WHERE d.org_id = $1 AND d.published_name = $2 AND dv.is_current
 
@@ -93,7 +93,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7)
 INSERT INTO consumer_cursor (job_id, input_index) VALUES ($1, $2)
 
 -- name: unpublish
--- Names are given anew by each deploy.
+-- Each deploy assigns the names anew.
 UPDATE dataset SET published_name = NULL WHERE dag_name = $1 AND published_name IS NOT NULL AND write_mode = 'task'
 
 -- name: publish_output
@@ -101,11 +101,11 @@ UPDATE dataset SET published_name = NULL WHERE dag_name = $1 AND published_name 
 UPDATE dataset SET published_name = $4 WHERE dag_name = $1 AND job_name = $2 AND output_index = $3
 
 -- name: outputs_of_dag
--- What a deploy answers: the outputs of each job of the file as they are now.
+-- The outputs of each job in the answer of a deploy.
 SELECT j.name AS job, dv.output_index, dv.dataset_uuid, dv.dataset_version, d.published_name
 FROM job j JOIN dataset_version dv USING (job_id) JOIN dataset d USING (dataset_uuid)
 WHERE j.dag_name = $1 AND j.active AND d.write_mode = 'task' ORDER BY j.name, dv.output_index
 
 -- name: audit
--- Who did what.
+-- A record of an action and its actor.
 INSERT INTO audit (org_id, actor, action, subject) VALUES ($1, $2, $3, $4)

@@ -1,11 +1,18 @@
 -- name: share_versions
--- Completions and events share the versions that they read and write; an invalidation takes them alone.
+-- Completions and events share the versions that they read and write; an invalidation locks them exclusively.
 SELECT dataset_version, dataset_uuid, version_no, job_id, storage, revision, is_current
 FROM dataset_version WHERE dataset_version = ANY($1::uuid[])
 ORDER BY dataset_version FOR KEY SHARE
 
+-- name: hold_versions
+-- A completion that commits partitions of a chain: beside those that share the versions, but one at a time, so that of
+-- two neighbours the second one sees the first.
+SELECT dataset_version, dataset_uuid, version_no, job_id, storage, revision, is_current
+FROM dataset_version WHERE dataset_version = ANY($1::uuid[])
+ORDER BY dataset_version FOR NO KEY UPDATE
+
 -- name: own_versions
--- An invalidation's versions, for itself alone until it commits.
+-- An invalidation's versions, locked exclusively until it commits.
 SELECT dataset_version, dataset_uuid, version_no, job_id, storage, revision, is_current
 FROM dataset_version WHERE dataset_version = ANY($1::uuid[])
 ORDER BY dataset_version FOR UPDATE
@@ -56,8 +63,23 @@ JOIN partition p ON int8range(p.version_no, p.version_no, '[]') && int8range(s.v
     AND int8range(p.range_start, p.range_end, '[]') && int8range(s.range_start, s.range_end, '[]')
 WHERE p.current AND p.stored AND NOT (p.range_start >= s.range_start AND p.range_end <= s.range_end)
 
+-- name: neighbours
+-- The current partitions right before and right after new ones, if their edges were recorded.
+SELECT s.position, n.range_start, n.range_end, n.edges
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) WITH ORDINALITY
+    AS s(dataset_version, range_start, range_end, position)
+CROSS JOIN LATERAL (
+    (SELECT p.range_start, p.range_end, p.manifest->'edges' AS edges FROM partition p
+     WHERE p.dataset_version = s.dataset_version AND p.current AND p.stored AND p.range_end = s.range_start - 1
+     LIMIT 1)
+    UNION ALL
+    (SELECT p.range_start, p.range_end, p.manifest->'edges' AS edges FROM partition p
+     WHERE p.dataset_version = s.dataset_version AND p.current AND p.stored AND p.range_start = s.range_end + 1
+     LIMIT 1)) n
+WHERE jsonb_typeof(n.edges) = 'object'
+
 -- name: supersede_partitions
--- What a new stored partition covers is no longer current.
+-- Partitions that a new stored one covers are no longer current.
 UPDATE partition p SET current = false, uncommitted_at = tl_now()
 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS s(version_no, range_start, range_end)
 WHERE p.current AND p.stored
@@ -65,7 +87,7 @@ WHERE p.current AND p.stored
     AND int8range(p.range_start, p.range_end, '[]') && int8range(s.range_start, s.range_end, '[]')
 
 -- name: commit_partitions
--- Point the partitions at the files that an attempt reported. Nothing is moved.
+-- Point the partitions at the files that an attempt reported. No file is moved.
 INSERT INTO partition (dataset_version, version_no, range_start, range_end, stored, current, revision, task_id,
                        attempt, epoch, location, manifest, row_count)
 SELECT s.dataset_version, s.version_no, s.range_start, s.range_end, true, true,
@@ -78,7 +100,7 @@ ORDER BY s.dataset_version, s.range_start
 RETURNING dataset_version, range_start, range_end
 
 -- name: consumers
--- The jobs that a change of these versions may set in motion.
+-- The jobs that may get tasks by a change of these versions.
 SELECT ji.dataset_version, ji.job_id, ji.input_index, j.execution_strategy, j.trigger_count
 FROM job_input ji JOIN job j USING (job_id)
 WHERE ji.dataset_version = ANY($1::uuid[]) AND ji.trigger AND j.active
@@ -97,7 +119,7 @@ CROSS JOIN LATERAL (
     ORDER BY p.range_end LIMIT 1000) p
 
 -- name: rewind_below_commit
--- A partition committed below what a PerUpdate job has read sends it back to there.
+-- A partition committed below the position of a PerUpdate job rewinds it to there.
 UPDATE consumer_cursor cc SET cursor = s.range_start - 1
 FROM (SELECT job_id, input_index, min(range_start) AS range_start
       FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS s(job_id, input_index, range_start)
@@ -105,12 +127,12 @@ FROM (SELECT job_id, input_index, min(range_start) AS range_start
 WHERE cc.job_id = s.job_id AND cc.input_index = s.input_index AND cc.cursor >= s.range_start
 
 -- name: read_consumers
--- How far jobs have read, under their gates.
+-- The positions of jobs, under their gates.
 SELECT job_id, input_index, cursor, inv_revision FROM consumer_cursor WHERE job_id = ANY($1::uuid[])
 
 -- name: filled_in_since
--- Which of these updates read a range that a partition was committed in since their claim? What begins before the
--- range has sent the consumer back instead.
+-- Those of these updates that read a range in which a partition was committed since their claim. A partition that
+-- begins before the range has rewound the consumer instead.
 SELECT DISTINCT r.task_id
 FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[])
     AS r(task_id, dataset_version, after, upto, as_of)
@@ -141,10 +163,23 @@ WHERE p.dataset_version = $1 AND p.current AND p.stored AND p.range_start <= $3
 ORDER BY p.range_start, f.position LIMIT $6
 
 -- name: is_current
--- Does a partition of a version still count?
+-- Whether a partition of a version is still current.
 SELECT current FROM partition WHERE partition_id = $1 AND dataset_version = $2
 
 -- name: last_announced
 -- The last block of the last current partition of a version.
 SELECT range_end FROM partition WHERE dataset_version = $1 AND current
 ORDER BY range_start DESC, range_end DESC LIMIT 1
+
+-- name: record_events
+-- Every event is recorded; the same one again is the same row. A pending one is counted by its completion.
+INSERT INTO event AS e (org_id, dataset_version, task_id, attempt, kind, range_start, range_end, revision, state)
+SELECT n.* FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::int[], $5::text[], $6::bigint[], $7::bigint[],
+                       $8::bigint[], $9::text[]) AS n
+ON CONFLICT (task_id, attempt, dataset_version, kind, range_start, range_end, revision)
+DO UPDATE SET state = CASE WHEN e.state = 'pending' THEN excluded.state ELSE e.state END
+RETURNING event_id, dataset_version, task_id, kind, range_start, range_end
+
+-- name: count_of_attempt
+-- The number of different events of an attempt, counted up to the limit.
+SELECT count(*) FROM (SELECT 1 FROM event WHERE task_id = $1 AND attempt = $2 LIMIT $3) AS emitted

@@ -1,5 +1,5 @@
 -- name: explained_task
--- A task with what its handovers are told by.
+-- A task with the times of its steps.
 SELECT t.task_id, t.job_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt,
        t.range_start AS start, t.range_end AS "end", t.cause, t.inputs, t.created_at, t.woken_at, t.ended_at,
        t.error_message, tl_now() AS now
@@ -11,14 +11,14 @@ SELECT attempt, worker_id, claimed_at, ended_at, outcome, error_message
 FROM attempt WHERE task_id = $1 AND attempt <= $2 ORDER BY attempt DESC LIMIT $3
 
 -- name: triggering_inputs
--- What sets a job in motion, and who writes it.
+-- The triggering inputs of a job, and their producers.
 SELECT ji.input_index, ji.dataset_uuid, ji.dataset_version, d.published_name AS dataset, d.dag_name,
        d.job_name AS job, dv.output_name
 FROM job_input ji JOIN dataset d USING (dataset_uuid) JOIN dataset_version dv USING (dataset_version)
 WHERE ji.job_id = $1 AND ji.trigger ORDER BY ji.input_index
 
 -- name: event_of_partition
--- Who committed a scope that still counts, or the last scope of an update, and the event that said so; from indexes
+-- The commit of a scope that is still current, or of the last scope of an update, with its event; from indexes
 -- alone. Events of manual sources have no task.
 SELECT p.task_id, p.attempt, p.committed_at, e.event_id, e.kind, e.range_start, e.range_end, e.created_at
 FROM partition p LEFT JOIN LATERAL (
@@ -38,7 +38,7 @@ ORDER BY p.partition_id DESC LIMIT 1
 
 -- name: event_before
 -- The event of a version that was the last to reach a scope before a moment. Ids rise with time, so the moment's
--- place among them is found by halving; from there a bounded number is looked through.
+-- place among them is found by bisection; from there a bounded number is searched.
 WITH RECURSIVE search(low, high) AS (
     SELECT 0::bigint, coalesce((SELECT max(event_id) FROM event), 0)
     UNION ALL
@@ -57,12 +57,12 @@ WHERE state = 'counted' AND kind <> 'invalidation' AND (
       OR (kind = 'partition' AND range_end = $4 AND ($3::bigint IS NULL OR range_start = $3)))
 ORDER BY CASE WHEN $4::bigint IS NOT NULL THEN range_end - $4 END, event_id DESC LIMIT 1
 
--- name: taken_back_at
+-- name: invalidation_at
 -- The invalidation that gave a version this revision.
 SELECT range_start AS start, range_end AS "end", revision, reason, task_id, created_at AS at
 FROM invalidation WHERE dataset_version = $1 AND revision = $2
 
--- name: taken_back_in
+-- name: invalidations_in
 -- The newest invalidations of a range, up to a moment.
 SELECT range_start AS start, range_end AS "end", revision, reason, task_id, created_at AS at
 FROM invalidation
@@ -70,7 +70,7 @@ WHERE dataset_version = $1 AND range_end >= $2 AND range_start <= $3 AND created
 ORDER BY revision DESC LIMIT $5
 
 -- name: explained_dataset
--- A dataset's current version, who writes it and how.
+-- A dataset's current version and its producer.
 SELECT d.published_name AS dataset, d.dataset_uuid, dv.dataset_version, dv.storage, d.dag_name, d.job_name AS job,
        j.operator, j.job_id,
        CASE WHEN j.operator = 'block_follower' THEN coalesce(j.config->>'verify', 'full') END AS verified,
@@ -79,7 +79,7 @@ FROM dataset_version dv JOIN dataset d USING (dataset_uuid) LEFT JOIN job j ON j
 WHERE dv.dataset_version = $1
 
 -- name: inputs_of_job
--- What a job reads.
+-- The inputs of a job.
 SELECT d.published_name AS dataset, ji.dataset_uuid, d.dag_name, d.job_name AS job, dv.output_name, ji.trigger
 FROM job_input ji JOIN dataset d USING (dataset_uuid) JOIN dataset_version dv USING (dataset_version)
 WHERE ji.job_id = $1 ORDER BY ji.input_index
@@ -106,8 +106,8 @@ CROSS JOIN LATERAL (
     ORDER BY attempt.attempt DESC LIMIT $3) a
 
 -- name: source_commits_in
--- What each attempt of an always-on source committed of a range, up to the commit that reached its end. Of a source
--- that was restarted over and over the last attempts are looked at.
+-- The commits of each attempt of an always-on source in a range, up to the commit that reached its end. Of a source
+-- that was restarted very often only the last attempts are searched.
 WITH attempts AS MATERIALIZED (
     SELECT attempt, worker_id, claimed_at, progress FROM attempt WHERE task_id = $1 ORDER BY attempt DESC LIMIT $5
 ), reached AS (
@@ -130,7 +130,7 @@ CROSS JOIN LATERAL (
 WHERE c.commits > 0 ORDER BY c.first, a.attempt
 
 -- name: update_commits_in
--- The same of a job whose every update is a task of its own: among the newest events of the version.
+-- Likewise for a job whose every update is a task of its own: among the newest events of the version.
 WITH seen AS MATERIALIZED (
     SELECT event_id, task_id, attempt, kind, state, range_end, revision, created_at FROM event
     WHERE dataset_version = $1 ORDER BY event_id DESC LIMIT $4
@@ -151,8 +151,8 @@ LEFT JOIN task t ON t.task_id = c.task_id
 ORDER BY c.first, c.committed_at LIMIT $5
 
 -- name: before_events
--- Where the first commits of some attempts began: behind the version's cursor before them, or at what had been taken
--- back.
+-- The beginnings of the first commits of some attempts: behind the version's cursor before them, or at an
+-- invalidated range.
 SELECT q.event_id, before.kind, before.range_start, before.range_end
 FROM unnest($2::bigint[]) AS q(event_id) CROSS JOIN LATERAL (
     SELECT kind, range_start, range_end FROM event
@@ -160,5 +160,5 @@ FROM unnest($2::bigint[]) AS q(event_id) CROSS JOIN LATERAL (
     ORDER BY event.event_id DESC LIMIT 1) before
 
 -- name: has_more_events
--- Does a version have more events than these?
+-- Whether a version has more events than these.
 SELECT count(*) > $2 AS more FROM (SELECT 1 FROM event WHERE dataset_version = $1 LIMIT $2 + 1) e

@@ -1,10 +1,14 @@
 -- name: known_invalidation
--- Said before? Then nothing happens again.
+-- An invalidation with this id; if there is one, it was applied already.
 SELECT revision, range_start, range_end FROM invalidation WHERE dataset_version = $1 AND invalidation_id = $2
 
+-- name: known_invalidations
+-- Those of these ids that were applied already.
+SELECT invalidation_id FROM invalidation WHERE dataset_version = $1 AND invalidation_id = ANY($2::text[])
+
 -- name: downstream
--- Every version and job that an invalidation of this version may reach, retired generations included:
--- a rollback brings them back.
+-- Every version and job that an invalidation of this version may reach, retired generations included: a rollback
+-- activates them again.
 WITH RECURSIVE reached AS (
     SELECT $1::uuid AS dataset_version, NULL::uuid AS job_id
     UNION
@@ -24,21 +28,21 @@ INSERT INTO invalidation (dataset_version, invalidation_id, range_start, range_e
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 
 -- name: rewind_producer
--- The dataset reaches no further than before what was taken back.
+-- The dataset's cursor goes back to before the invalidated range.
 UPDATE dataset_cursor
 SET cursor = $2 - 1, finalized = CASE WHEN finalized >= $2 THEN $2 - 1 ELSE finalized END, updated_at = tl_now()
 WHERE dataset_version = $1 AND cursor >= $2
 
 -- name: uncommit_partitions
--- Partitions that hold what was taken back are no longer current.
+-- Partitions that hold a part of the invalidated range are no longer current.
 UPDATE partition SET current = false, uncommitted_at = tl_now()
 WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2
 RETURNING range_start, range_end
 
 -- name: rewind_consumers
--- Consumers that had read what was taken back, or are reading it, go back and remember what to undo. So do those that
--- tried: an attempt that failed for good or was canceled may have published before. One from before where the consumer
--- stands now was done again since.
+-- Consumers that have read the invalidated range, or are reading it, are rewound and remember what to undo. So are
+-- those that tried: an attempt that failed for good or was canceled may have published before. One from before the
+-- consumer's current position was repeated since.
 UPDATE consumer_cursor cc
 SET cursor = least(cc.cursor, $2 - 1), inv_start = least(cc.inv_start, $2), inv_end = greatest(cc.inv_end, $3),
     inv_revision = $4
@@ -56,8 +60,8 @@ WHERE ji.dataset_version = $1 AND ji.trigger AND cc.job_id = ji.job_id AND cc.in
 RETURNING cc.job_id
 
 -- name: rewind_job
--- A PerUpdate job whose own partitions were taken back reads again what they were made of, from the beginning
--- of the input partition that holds it.
+-- A PerUpdate job whose own partitions were invalidated reads their inputs again, from the beginning of the input
+-- partition that holds them.
 UPDATE consumer_cursor cc
 SET cursor = least(cc.cursor, coalesce(
         (SELECT CASE WHEN p.range_end >= $2 THEN p.range_start END FROM partition p
@@ -67,14 +71,14 @@ FROM job_input ji
 WHERE cc.job_id = $1 AND ji.job_id = cc.job_id AND ji.input_index = cc.input_index AND cc.cursor >= $2
 
 -- name: consumers_with_outputs
--- What stands downstream of a version: jobs by strategy, with the versions that they write.
+-- The jobs downstream of a version, by strategy, with the versions that they write.
 SELECT DISTINCT j.job_id, j.execution_strategy, j.update_strategy, j.active, dv.dataset_version
 FROM job_input ji JOIN job j USING (job_id) LEFT JOIN dataset_version dv ON dv.job_id = j.job_id
 WHERE ji.dataset_version = $1 AND ji.trigger
 ORDER BY j.job_id, dv.dataset_version
 
 -- name: materialized_hull
--- What a version holds of a range: the hull of the partitions that touch it, and whether its cursor is beyond.
+-- The hull of a version's partitions that touch a range, and whether its cursor is beyond.
 SELECT (SELECT min(range_start) FROM partition
         WHERE dataset_version = $1 AND current AND range_start <= $3 AND range_end >= $2) AS first,
        (SELECT max(range_end) FROM partition
@@ -82,7 +86,7 @@ SELECT (SELECT min(range_start) FROM partition
        EXISTS (SELECT 1 FROM dataset_cursor WHERE dataset_version = $1 AND cursor >= $2) AS cursor_beyond
 
 -- name: overlapping_invalidations
--- Which of these tasks worked on something that was taken back meanwhile, by others than themselves?
+-- Those of these tasks that worked on a range which another task has invalidated meanwhile.
 SELECT DISTINCT q.task_id
 FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[])
     AS q(task_id, dataset_version, revision, range_start, range_end)
@@ -93,14 +97,14 @@ CROSS JOIN LATERAL (
       AND i.task_id IS DISTINCT FROM q.task_id LIMIT 1) taken_back
 
 -- name: scope_revisions
--- The revision of scopes: what an event's own revision is compared with.
+-- The revision of scopes, with which an event's own revision is compared.
 SELECT q.ordinality AS position, scope_revision(q.dataset_version, q.range_start, q.range_end) AS revision
 FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) WITH ORDINALITY
     AS q(dataset_version, range_start, range_end, ordinality)
 
 -- name: written_by_source
--- How far a source has come with its outputs, and what others have taken back of them that it hasn't written again:
--- its cursor isn't beyond it yet.
+-- A source's position in its outputs, and the ranges that others have invalidated and that it hasn't written again:
+-- its cursor isn't beyond them yet.
 SELECT dv.dataset_version, dc.cursor, dc.finalized, back.starts, back.ends
 FROM dataset_version dv LEFT JOIN dataset_cursor dc USING (dataset_version)
 CROSS JOIN LATERAL (

@@ -1,5 +1,5 @@
--- name: cards
--- What never changes about a job's generation.
+-- name: definitions
+-- The immutable part of a job's generation.
 SELECT job_id, org_id, dag_name, name, operator, config, execution_strategy, update_strategy, unique_key, secrets,
        udf, activation, source_kind
 FROM job WHERE job_id = ANY($1::uuid[])
@@ -16,7 +16,7 @@ FROM job_input ji JOIN dataset_version dv USING (dataset_version)
 WHERE ji.job_id = ANY($1::uuid[]) ORDER BY ji.job_id, ji.input_index
 
 -- name: output_state
--- What changes about outputs: their revision, and the name they are published under.
+-- The mutable part of outputs: their revision, and their published name.
 SELECT dv.dataset_version, dv.revision, d.published_name
 FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = ANY($1::uuid[])
 
@@ -25,6 +25,80 @@ FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = AN
 SELECT job_id, org_id, activation, source_kind, runtime, paused FROM job
 WHERE dag_name = $1 AND name = $2 AND active
 
--- name: set_paused
--- A paused job gets no new tasks and its tasks aren't claimed.
-UPDATE job SET paused = $2 WHERE job_id = $1 AND paused <> $2 RETURNING job_id
+-- name: add_pause
+-- A paused job gets no new tasks and its tasks aren't claimed. The job's row is locked.
+WITH added AS (
+    INSERT INTO job_pause (job_id, cause, actor) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING job_id
+), flagged AS (
+    UPDATE job SET paused = true WHERE job_id = $1 AND NOT paused RETURNING job_id
+)
+SELECT EXISTS (SELECT 1 FROM added) AS changed, EXISTS (SELECT 1 FROM flagged) AS flagged, true AS paused
+
+-- name: lift_pause
+-- Removes one cause; the job goes on when it was the last one. The job's row is locked.
+WITH other AS (
+    SELECT EXISTS (SELECT 1 FROM job_pause WHERE job_id = $1 AND cause <> $2) AS causes
+), lifted AS (
+    DELETE FROM job_pause WHERE job_id = $1 AND cause = $2 RETURNING job_id
+), flagged AS (
+    UPDATE job SET paused = false FROM other WHERE job_id = $1 AND paused AND NOT other.causes RETURNING job_id
+)
+SELECT EXISTS (SELECT 1 FROM lifted) AS changed, EXISTS (SELECT 1 FROM flagged) AS flagged, other.causes AS paused
+FROM other
+
+-- name: reactive_jobs
+-- Jobs that may lack tasks.
+SELECT job_id, execution_strategy FROM job
+WHERE active AND NOT paused AND activation = 'reactive' ORDER BY job_id
+
+-- name: missing_scopes
+-- Scopes that an input has committed and for which the job has no task of this revision; the creation of tasks
+-- checks whether the other inputs have them too. Read in pages, by range. While nothing that the job reads or
+-- writes was ever invalidated, all its scopes have one key, which is computed once.
+WITH whole AS MATERIALIZED (
+    SELECT scope_key($1, 0, 0) AS key,
+           NOT EXISTS (SELECT 1 FROM dataset_version dv WHERE dv.job_id = $1 AND dv.revision > 0)
+           AND NOT EXISTS (SELECT 1 FROM job_input ji JOIN dataset_version dv USING (dataset_version)
+                           WHERE ji.job_id = $1 AND dv.revision > 0) AS untouched
+)
+SELECT p.range_start, p.range_end,
+       EXISTS (SELECT 1 FROM task t
+               WHERE t.kind = 'partition' AND t.job_id = $1 AND t.range_start = p.range_start
+                 AND t.range_end = p.range_end
+                 AND t.scope_key = CASE WHEN whole.untouched THEN whole.key
+                                        ELSE scope_key($1, p.range_start, p.range_end) END) AS has_task
+FROM whole CROSS JOIN (
+    SELECT p.range_start, p.range_end FROM partition p
+    WHERE p.current AND p.dataset_version = (SELECT ji.dataset_version FROM job_input ji
+                                             WHERE ji.job_id = $1 AND ji.trigger AND ji.input_index = $2)
+      AND (p.range_start, p.range_end) > ($3, $4)
+    ORDER BY p.range_start, p.range_end LIMIT $5) p
+ORDER BY p.range_start, p.range_end
+
+-- name: triggering_inputs
+-- The inputs to compare.
+SELECT input_index FROM job_input WHERE job_id = $1 AND trigger ORDER BY input_index
+
+-- name: last_update
+-- The last task of a PerUpdate job: while it is live nothing is missing, and a range that it gave up is not tried
+-- again until there is something newer.
+SELECT t.status, t.inputs, t.ended_at FROM task t
+WHERE t.job_id = $1 AND t.kind = 'cursor' ORDER BY t.seq DESC LIMIT 1
+
+-- name: update_moved_since
+-- Whether an input advanced or was invalidated after this time.
+SELECT EXISTS (
+    SELECT 1 FROM job_input ji
+    LEFT JOIN dataset_cursor dc USING (dataset_version)
+    WHERE ji.job_id = $1 AND ji.trigger
+      AND (dc.updated_at > $2
+           OR EXISTS (SELECT 1 FROM partition p WHERE p.dataset_version = ji.dataset_version AND p.current
+                        AND p.committed_at > $2)
+           OR EXISTS (SELECT 1 FROM invalidation i WHERE i.dataset_version = ji.dataset_version
+                        AND i.created_at > $2))) AS moved
+
+-- name: idle_sources
+-- Always-on sources without a task.
+SELECT j.job_id FROM job j
+WHERE j.active AND j.source_kind = 'always_on'
+  AND NOT EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.job_id AND t.kind = 'source')

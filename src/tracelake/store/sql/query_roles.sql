@@ -1,9 +1,10 @@
 -- name: close_database
--- Nobody gets in, or creates anything, but by a grant: the state database has two guests, and they have their own.
+-- Only granted roles may connect or create anything: the state database has two guest roles, with grants of their
+-- own.
 SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC; REVOKE ALL ON SCHEMA public FROM PUBLIC', current_database())
 
 -- name: grant_catalog
--- $1 reads the views. Each is named: what else is put into the schema isn't given away by that.
+-- $1 reads the views. Each is named, so that other objects in the schema are not granted.
 SELECT format(
     'GRANT CONNECT ON DATABASE %2$I TO %1$I;
      GRANT USAGE ON SCHEMA catalog TO %1$I;

@@ -3,13 +3,13 @@
 SELECT name, active_version, deployed_at FROM dag WHERE name > $1 ORDER BY name LIMIT $2
 
 -- name: jobs_of_dags
--- The active jobs of some DAGs, and who paused those that are.
+-- The active jobs of some DAGs, and by whom and why they are paused.
 SELECT j.dag_name, j.name, j.activation, j.source_kind, j.operator, j.runtime, j.execution_strategy, j.priority,
-       j.paused, p.actor AS paused_by, p.at AS paused_at
-FROM job j LEFT JOIN LATERAL (
-    SELECT actor, at FROM audit
-    WHERE j.paused AND action = 'pause' AND subject->>'job' = j.dag_name || '/' || j.name
-    ORDER BY audit_id DESC LIMIT 1) p ON true
+       j.paused, p.paused_by, p.paused_at, p.pause_causes
+FROM job j CROSS JOIN LATERAL (
+    SELECT max(actor) FILTER (WHERE cause = 'person') AS paused_by, min(since) AS paused_at,
+           coalesce(array_agg(cause ORDER BY since, cause), '{}') AS pause_causes
+    FROM job_pause WHERE j.paused AND job_id = j.job_id) p
 WHERE j.dag_name = ANY($1::text[]) AND j.active ORDER BY j.dag_name, j.name
 
 -- name: recent_tasks
@@ -17,8 +17,8 @@ WHERE j.dag_name = ANY($1::text[]) AND j.active ORDER BY j.dag_name, j.name
 SELECT seq FROM task WHERE seq < $1 ORDER BY seq DESC LIMIT $2
 
 -- name: recent_tasks_of_jobs
--- The newest tasks of some jobs, every generation of them, whatever their status. The array of one and the order
--- by job keep the planner from walking all tasks backwards in the hope of meeting the job, which may have none.
+-- The newest tasks of some jobs, every generation of them, in any status. The array of one and the order by job
+-- keep the planner from walking all tasks backwards in search of the job, which may have none.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
     SELECT seq FROM task WHERE job_id = ANY(ARRAY[j.job_id]) AND seq < $3
     ORDER BY job_id, seq DESC LIMIT $4) t
@@ -26,7 +26,7 @@ WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: queued_tasks
--- Queued tasks, job by job from the index of what waits.
+-- Queued tasks, job by job from the index of queued ones.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
     SELECT seq FROM task WHERE job_id = ANY(ARRAY[j.job_id]) AND status = 'Queued' AND seq < $3
     ORDER BY job_id DESC, seq DESC LIMIT $4) t
@@ -34,21 +34,21 @@ WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: running_tasks
--- Running tasks, from the index of what runs; there are never many.
+-- Running tasks, from the index of running ones; there are never many.
 SELECT t.seq FROM job j CROSS JOIN LATERAL (
     SELECT seq FROM task WHERE job_id = j.job_id AND status = 'Running' AND seq < $3 ORDER BY seq DESC LIMIT $4) t
 WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: failed_tasks
--- Failed tasks, from the index of what failed.
+-- Failed tasks, from the index of failed ones.
 SELECT t.seq FROM task t JOIN job j USING (job_id)
 WHERE t.status = 'Failed' AND t.seq < $3
   AND ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: canceled_tasks
--- Canceled tasks, from the index of what was canceled.
+-- Canceled tasks, from the index of canceled ones.
 SELECT t.seq FROM task t JOIN job j USING (job_id)
 WHERE t.status = 'Canceled' AND t.seq < $3
   AND ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2)
@@ -63,7 +63,7 @@ WHERE ($1::text IS NULL OR j.dag_name = $1) AND ($2::text IS NULL OR j.name = $2
 ORDER BY t.seq DESC LIMIT $4
 
 -- name: tasks_by_seq
--- The tasks of a page, as people see them.
+-- The tasks of a page.
 SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
        t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
        t.ended_at, t.error_message, a.progress
@@ -72,10 +72,12 @@ LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
 WHERE t.seq = ANY($1::bigint[]) ORDER BY t.seq DESC
 
 -- name: task_detail
--- One task with what decides whether it may be claimed.
+-- One task with everything that decides whether it may be claimed.
 SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
        t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
        t.ended_at, t.error_message, a.progress, s.value AS state, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
+       (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
+        WHERE p.job_id = j.job_id) AS pause_causes,
        j.max_concurrency,
        (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running') AS running,
        t.kind = 'cursor' AND (
@@ -103,19 +105,19 @@ SELECT dv.output_index, dv.output_name AS name, dv.dataset_uuid, dv.dataset_vers
 FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = $1 ORDER BY dv.output_index
 
 -- name: task_partitions
--- What a task committed.
+-- The partitions that a task committed.
 SELECT dataset_version, range_start AS start, range_end AS "end", current, revision, row_count, location,
        committed_at
 FROM partition WHERE task_id = $1 ORDER BY partition_id DESC LIMIT $2
 
 -- name: task_events
--- What a task of one scope said; there is little, so its own index serves.
+-- The events of a task with a scope; there are few, so its own index serves.
 SELECT event_id, attempt, dataset_version, kind, range_start AS start, range_end AS "end", revision, state,
        created_at
 FROM event WHERE task_id = $1 ORDER BY event_id DESC LIMIT $2
 
 -- name: source_events
--- The last of what an always-on source said; it never stops, so the end of its outputs' events is read.
+-- The last events of an always-on source; it never stops, so the end of its outputs' events is read.
 SELECT e.* FROM dataset_version dv CROSS JOIN LATERAL (
     SELECT event_id, attempt, dataset_version, kind, range_start AS start, range_end AS "end", revision, state,
            created_at
@@ -146,7 +148,7 @@ WHERE d.dataset_uuid = coalesce($3::uuid, (SELECT dataset_uuid FROM dataset
                                           WHERE org_id = $1 AND published_name = $2))
 
 -- name: dataset_versions
--- The newest generations of a dataset and what is committed of each.
+-- The newest generations of a dataset with their committed blocks.
 SELECT dv.dataset_version, dv.is_current AS current, dv.revision, dv.storage, dv.created_at, dc.cursor,
        p.partitions, p.start, p."end", p.rows, greatest(p.updated_at, dc.updated_at) AS updated_at
 FROM dataset_version dv
@@ -158,7 +160,7 @@ CROSS JOIN LATERAL (
 WHERE dv.dataset_uuid = $1 ORDER BY dv.is_current DESC, dv.version_no DESC LIMIT $2
 
 -- name: dataset_lag
--- How far a version is behind: what its source says of itself, or what its job's triggering inputs have more.
+-- A version's lag: as its source reports it, or how far the triggering inputs of its job are ahead.
 SELECT CASE WHEN j.activation = 'source'
             THEN (SELECT CASE WHEN jsonb_typeof(a.progress -> 'lag') = 'number'
                               THEN (a.progress ->> 'lag')::numeric::bigint END
@@ -188,7 +190,28 @@ WHERE dv.is_current
 -- name: list_partitions
 -- A page of a version's current partitions, by block.
 SELECT range_start AS start, range_end AS "end", current, revision, row_count, location, committed_at, task_id,
-       attempt, coalesce(jsonb_path_query_array(manifest, '$.files[*].location'), '[]') AS files
+       attempt, coalesce(jsonb_path_query_array(manifest, '$.files[*].location'), '[]') AS files,
+       manifest->>'verified' AS verified, manifest->'edges' AS edges,
+       CASE WHEN $5 THEN coalesce(manifest->'files', '[]') END AS details
 FROM partition
 WHERE dataset_version = $1 AND current AND (range_start, range_end) > ($2, $3)
+  AND range_end >= $6 AND range_start <= $7
 ORDER BY range_start, range_end LIMIT $4
+
+-- name: list_versions
+-- A page of a DAG's versions, newest first.
+SELECT v.version, v.version = d.active_version AS active, jsonb_array_length(v.spec->'jobs') AS jobs, v.created_at,
+       v.created_by
+FROM dag d JOIN dag_version v ON v.dag_name = d.name
+WHERE d.org_id = $1 AND d.name = $2 AND v.version < $3 ORDER BY v.version DESC LIMIT $4
+
+-- name: active_version
+-- The active version of a DAG.
+SELECT active_version FROM dag WHERE org_id = $1 AND name = $2
+
+-- name: version
+-- A DAG file as it was deployed.
+SELECT v.version, v.version = d.active_version AS active, jsonb_array_length(v.spec->'jobs') AS jobs, v.created_at,
+       v.created_by, v.dag_name, v.yaml
+FROM dag d JOIN dag_version v ON v.dag_name = d.name
+WHERE d.org_id = $1 AND d.name = $2 AND v.version = $3

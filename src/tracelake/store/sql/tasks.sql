@@ -1,5 +1,5 @@
 -- name: lock_tasks
--- The first lock of every step: whoever decides about a task holds its row.
+-- The first lock of every step: a step that decides about a task holds its row.
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
@@ -11,7 +11,7 @@ ORDER BY t.task_id
 FOR NO KEY UPDATE OF t
 
 -- name: read_task
--- A task as it stands, for readers that decide nothing.
+-- A task without a lock, for readers that decide nothing.
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
@@ -21,7 +21,7 @@ FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = $1
 
 -- name: share_task
--- A task that stays as it is until the caller commits; several callers of one attempt don't wait for each other.
+-- A task that can't change until the caller commits; several callers of one attempt don't wait for each other.
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
@@ -32,12 +32,12 @@ WHERE t.task_id = $1
 FOR SHARE OF t
 
 -- name: lock_gates
--- Claims, endings and routing of jobs that admit one thing at a time meet on the job's row.
+-- Serializes claims, endings and routing of jobs that admit one thing at a time, on the job's row.
 SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
 
 -- name: read_gates
--- What a job allows right now; read after its row is locked, in a snapshot of its own. Of its cursor tasks the
--- one that has begun comes first, also before an older one that somebody canceled unclaimed and tries again.
+-- The job's limits and current use; read after its row is locked, in a snapshot of its own. Of its cursor tasks the
+-- one that has begun comes first, also before an older one that was canceled unclaimed and is tried again.
 SELECT j.job_id, j.max_concurrency,
        (SELECT count(*) FROM task t WHERE t.job_id = j.job_id AND t.status = 'Running') AS running,
        coalesce((SELECT t.seq FROM task t
@@ -49,10 +49,9 @@ SELECT j.job_id, j.max_concurrency,
 FROM job j WHERE j.job_id = ANY($1::uuid[])
 
 -- name: claim_inputs
--- Every input of the claimed tasks as it stands now; what is read here is frozen into the attempt. `as_of` tells
--- later partitions of an update's input from those that were there: whoever commits one meets the claim on the
--- job's row and draws its number behind it. What a compacted input, read as it is, still has in Postgres comes with
--- it.
+-- Every input of the claimed tasks as it is now; frozen into the attempt. `as_of` separates later partitions of an
+-- update's input from those that were there: a commit of one waits for the claim on the job's row and draws its
+-- number after it. A compacted input that is read as it is comes with its rows that are still in Postgres.
 SELECT c.task_id, ji.input_index, ji.dataset_uuid, ji.dataset_version, ji.trigger, ji.where_text, ji.where_tree,
        dv.revision, dv.storage, d.published_name, d.write_mode, cc.cursor AS consumed, dc.finalized,
        hot.dataset_version AS hot_version, hot.revision AS hot_revision,
@@ -88,9 +87,8 @@ LEFT JOIN dataset_version hot
 ORDER BY c.task_id, ji.input_index
 
 -- name: start_attempts
--- Queued to Running: the only place where an attempt begins and an epoch is drawn. Answers with the state of the
--- outputs that the attempt starts from, and with what an earlier one left; a first one has nobody before it, and
--- doesn't look.
+-- Queued to Running: the only place where an attempt begins and an epoch is drawn. Returns the state of the outputs
+-- that the attempt starts from, and the state saved by an earlier attempt; a first attempt doesn't look for any.
 WITH c AS (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[], $6::text[], $7::float8[])
         AS c(task_id, job_id, worker_id, claim_key, lease_token, inputs, lease_seconds)
@@ -128,12 +126,12 @@ WHERE t.task_id = h.task_id
 RETURNING t.task_id, t.lease_expires_at
 
 -- name: report_progress
--- What an attempt says of itself; the same again writes nothing.
+-- The progress that an attempt reports; repeating it writes nothing.
 UPDATE attempt SET progress = $3::jsonb
 WHERE task_id = $1 AND attempt = $2 AND progress IS DISTINCT FROM $3::jsonb
 
 -- name: end_attempts
--- The end of attempts, in the task and in its history. The lease token stays: a late reply is known by it.
+-- The end of attempts, in the task and in its history. The lease token stays: it identifies a late completion.
 WITH e AS (
     SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::bytea[],
                          $8::jsonb[], $9::boolean[])
@@ -158,19 +156,20 @@ WHERE a.task_id = e.task_id AND a.attempt = e.attempt
 RETURNING a.task_id, a.result, e.ready_at
 
 -- name: ended_attempts
--- What was answered when these attempts ended, so that a repeat of the same completion gets the same answer.
+-- The answers that these attempts got when they ended, so that a repeated completion gets the same answer.
 SELECT a.task_id, a.attempt, a.lease_token, a.outcome, a.completion_digest, a.result
 FROM unnest($1::uuid[], $2::int[]) AS q(task_id, attempt)
 JOIN attempt a ON a.task_id = q.task_id AND a.attempt = q.attempt
 
 -- name: park_tasks
--- They found their job full, and their wake-up is spent: the slot that comes free wakes them.
+-- Tasks whose job was full, and whose wake-up is used up: the next free slot wakes them.
 UPDATE task SET parked = true WHERE task_id = ANY($1::uuid[])
 
 -- name: wake_parked
--- What may run next in jobs where a slot came free: the oldest that found them full. Each is woken for one slot
--- only, also when somebody holds its row: not everybody who does is about to claim it or to end it (a heartbeat of
--- an attempt that is over isn't), and we hold the job's row, so we can't wait for them. A wake-up more is harmless.
+-- The next tasks of jobs in which a slot came free: the oldest that found them full. Each is woken for one slot
+-- only, even while its row is locked: the holder need not be about to claim or end it (a heartbeat of an attempt
+-- that is over isn't), and since this transaction holds the job's row it can't wait for the holder. A superfluous
+-- wake-up is harmless.
 WITH next AS (
     SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
     JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
@@ -186,9 +185,9 @@ WITH next AS (
 SELECT task_id, runtime FROM next
 
 -- name: create_partition_tasks
--- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets
--- none: the reconciler makes them when it goes on. Of a capped job no more are woken than may run; the others
--- are woken by the slots that come free.
+-- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets none:
+-- the reconciler creates them when it goes on. Of a capped job no more tasks are woken than may run; the others are
+-- woken by slots that come free.
 WITH c AS (
     SELECT DISTINCT ON (c.job_id, c.range_start, c.range_end) c.*
     FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[])
@@ -240,16 +239,16 @@ DO UPDATE SET status = 'Queued', ready_at = tl_now(), woken_at = tl_now(), failu
 RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
 
 -- name: expired_leases
--- Attempts whose lease ran out while this Dispatcher could hear them: jobs whose lease is longer than the time
--- since it began to listen are left alone.
+-- Attempts whose lease ran out while this Dispatcher could receive their heartbeats: jobs whose lease is longer
+-- than the time since it began to listen are left alone.
 SELECT t.task_id FROM task t JOIN job j USING (job_id)
 WHERE t.status = 'Running' AND t.lease_expires_at < tl_now()
   AND tl_now() - $1::timestamptz >= make_interval(secs => j.heartbeat_timeout_seconds)
 ORDER BY t.lease_expires_at LIMIT $2
 
 -- name: unwoken_tasks
--- Ready tasks that nobody has claimed since their last wake-up; the sweep that makes a lost message harmless. One
--- that can't be delivered isn't lost: it is tried again, and more of them would only pile up.
+-- Ready tasks that were not claimed since their last wake-up; the sweep that makes a lost message harmless. A
+-- wake-up that can't be delivered isn't lost: it is tried again, and more of them would only pile up.
 WITH due AS (
     SELECT t.task_id, t.job_id FROM task t JOIN job j USING (job_id)
     WHERE t.status = 'Queued' AND t.woken_at < tl_now() - make_interval(secs => $1)
@@ -264,14 +263,14 @@ WHERE t.task_id = due.task_id
 RETURNING t.task_id, j.runtime
 
 -- name: requeue_task
--- A person's retry: at once, with a full set of attempts. An attempt that timed out before the cancel may have
--- been answered Canceled since, so it no longer counts as late: what it had sent is lost, and only a new one acts.
+-- A person's retry: at once, with a full set of attempts. An attempt that timed out before the cancel may have been
+-- answered Canceled since, so it no longer counts as late: its results are lost, and only a new attempt acts.
 UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
        last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
 WHERE task_id = $1
 
 -- name: cancel_tasks
--- Canceled at once, in the history too; a running attempt hears of it by its next heartbeat.
+-- Canceled at once, in the history too; a running attempt learns of it by its next heartbeat.
 WITH canceled AS (
     UPDATE task SET status = 'Canceled', ended_at = tl_now(), error_message = coalesce($2, error_message)
     WHERE task_id = ANY($1::uuid[])
@@ -281,8 +280,8 @@ UPDATE attempt a SET outcome = 'Canceled', ended_at = tl_now(), error_message = 
 FROM canceled c WHERE a.task_id = c.task_id AND a.attempt = c.attempt AND a.outcome IS NULL
 
 -- name: other_cursor_task
--- Does another cursor task of the same job do what this one would: one that has begun and lives, a later one that
--- is done, or, for one that nobody ever claimed, the one that waits now?
+-- Whether another cursor task of the same job covers this one: a live one that has begun, a later one that is done,
+-- or, for one that was never claimed, the one that waits now.
 SELECT 1 WHERE EXISTS (
     SELECT 1 FROM task t WHERE t.job_id = $1 AND t.kind = 'cursor' AND t.status IN ('Queued', 'Running')
       AND t.attempt > 0 AND t.task_id <> $2 AND ($4 > 0 OR t.seq > $3))
@@ -294,17 +293,17 @@ OR EXISTS (
       AND t.status = 'Completed')
 
 -- name: shelve_tasks
--- Stopped because their job is retired; a rollback takes them up again.
+-- Stopped because their job is retired; a rollback resumes them.
 UPDATE task SET status = 'Canceled', shelved = true, ended_at = tl_now(), error_message = $2
 WHERE task_id = ANY($1::uuid[])
 
 -- name: keep_canceled
--- A person has canceled what a deploy had only stopped: no rollback takes it up again.
+-- A person canceled a task that a deploy had only stopped: no rollback resumes it.
 UPDATE task SET shelved = false, error_message = $2 WHERE task_id = $1 AND shelved
 
 -- name: unshelve_tasks
--- A job that is deployed again just as it was goes on with the scopes that it was stopped at. As after a person's
--- retry, an attempt that was answered Canceled in between never acts again.
+-- A job that is deployed again exactly as it was goes on with the scopes at which it was stopped. As after a
+-- person's retry, an attempt that was answered Canceled in between never acts again.
 UPDATE task SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
     error_message = NULL,
     last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
@@ -312,14 +311,14 @@ WHERE job_id = $1 AND shelved AND kind = 'partition'
 RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
 
 -- name: live_tasks_of_jobs
--- What still waits or runs in jobs that a deploy replaces.
+-- Waiting and running tasks of jobs that a deploy replaces.
 SELECT t.task_id, t.job_id, t.kind, t.status FROM task t
 WHERE (t.job_id = ANY($1::uuid[]) AND t.status = 'Queued')
    OR (t.job_id = ANY($1::uuid[]) AND t.status = 'Running')
 ORDER BY t.task_id FOR NO KEY UPDATE
 
 -- name: wake_queued_of_jobs
--- Everything ready in these jobs gets a wake-up now: they were resumed, or moved to another runtime.
+-- A wake-up now for every ready task of these jobs: they were resumed, or moved to another runtime.
 UPDATE task t SET woken_at = tl_now() FROM job j
 WHERE t.job_id = ANY($1::uuid[]) AND t.status = 'Queued' AND t.ready_at <= tl_now() AND j.job_id = t.job_id
 RETURNING t.task_id, j.runtime
@@ -327,3 +326,22 @@ RETURNING t.task_id, j.runtime
 -- name: claimed_at
 -- When an attempt began.
 SELECT claimed_at FROM attempt WHERE task_id = $1 AND attempt = $2
+
+-- name: save_state
+-- The task's row is locked, so that only its current attempt writes this.
+INSERT INTO operator_state (job_id, key, value, task_id, attempt, input_revisions)
+SELECT t.job_id, t.task_id::text, $2::jsonb, t.task_id, t.attempt, input_revisions(t.inputs)
+FROM task t WHERE t.task_id = $1
+ON CONFLICT (job_id, key) DO UPDATE
+SET value = excluded.value, attempt = excluded.attempt, input_revisions = excluded.input_revisions,
+    updated_at = tl_now()
+
+-- name: forget_state
+-- The next attempt starts without saved state.
+DELETE FROM operator_state WHERE job_id = $1 AND key = $2::uuid::text
+
+-- name: saved_state
+-- The state that a task's attempt may resume from: not one that was derived from an input that has changed since.
+SELECT s.value
+FROM task t JOIN operator_state s ON s.job_id = t.job_id AND s.key = t.task_id::text
+WHERE t.task_id = $1 AND s.input_revisions = input_revisions(t.inputs)

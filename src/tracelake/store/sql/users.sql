@@ -1,5 +1,5 @@
 -- name: add_org
--- The installation's one organisation, made at first start; whoever comes second finds it there.
+-- The installation's one organisation, made at first start; later replicas find it.
 INSERT INTO org (org_id, name) VALUES ($1, $2) ON CONFLICT (only_one) DO NOTHING
 
 -- name: find_org
@@ -19,10 +19,10 @@ SELECT user_id FROM app_user WHERE org_id = $1 AND name = $2
 INSERT INTO user_token (token_hash, user_id, label) VALUES ($1, $2, $3) ON CONFLICT (token_hash) DO NOTHING
 
 -- name: find_token
--- Whose token this is; one that was revoked is nobody's.
+-- The user of a token; a revoked one has none.
 SELECT u.user_id, u.org_id, u.name FROM user_token t JOIN app_user u USING (user_id)
 WHERE t.token_hash = $1 AND t.revoked_at IS NULL
 
 -- name: revoke_token
--- From now on the token proves nothing.
+-- From now on the token is not valid.
 UPDATE user_token SET revoked_at = tl_now() WHERE token_hash = $1 AND revoked_at IS NULL RETURNING token_hash

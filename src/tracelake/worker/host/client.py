@@ -1,7 +1,8 @@
-"""The operator host as the wrapper sees it: operator processes and programs on request.
+"""The operator host as the wrapper uses it: operator processes and programs on request.
 
-A host lives once. When it is gone, so is everything that it started: its processes say ``OperatorGone``, its
-programs have ended, ``died`` returns, and a new host may be started. It ends with the wrapper, however that ends.
+A host is never restarted. When it ends, so does everything that it started: its processes raise ``OperatorGone``,
+its programs have ended, ``died`` returns, and a new host may be started. It ends with the wrapper, however that
+ends.
 """
 
 from __future__ import annotations
@@ -19,31 +20,35 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import VERSION, Ready, SparkTarget
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.sandbox.accounts import Account
 from tracelake.trees import remove_if_possible, remove_tree
-from tracelake.worker.host.hosted import HOST_GONE, Hosted, HostedProgram
 from tracelake.worker.host.identity import Accounts
 from tracelake.worker.host.keeper import TEMPORARY
-from tracelake.worker.host.launch import LaunchedHost, launch
-from tracelake.worker.host.operator_process import OperatorGone, OperatorProcess
+from tracelake.worker.host.launch import HostSpec, LaunchedHost, launch
+from tracelake.worker.host.operator_process import (
+    HOST_GONE,
+    HostedProcess,
+    HostedProgram,
+    OperatorGone,
+    OperatorProcess,
+)
 from tracelake.worker.host.protocol import (
-    Failed,
     FromHost,
     Gone,
     Kill,
-    Place,
+    ProcessIdentity,
     Program,
     Refused,
     Spawn,
     Spawned,
+    SpawnFailed,
     ToHost,
     Up,
     read_from_host,
     send_packet,
 )
-from tracelake.worker.host.spec import HostSpec
 
 __all__ = ["HostSpec", "HostedProgram", "OperatorGone", "OperatorHost", "OperatorProcess"]
 
@@ -51,7 +56,7 @@ _START_SECONDS = 120.0
 _READY_SECONDS = 60.0
 _KILL_SECONDS = 20.0
 _OPERATOR, _PROGRAM = "operator", "spark"
-"""What accounts are held for."""
+"""Purposes that accounts are held for."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -61,17 +66,17 @@ class OperatorHost:
     def __init__(self, spec: HostSpec, launched: LaunchedHost, accounts: Accounts) -> None:
         self.spec = spec
         self.view = ""
-        """How far operators are kept apart, in words."""
+        """A description of how operators are isolated, for people to read."""
         self.warnings: list[str] = []
-        """What isn't as it should be, for people to read."""
+        """Weaknesses of this view, for people to read."""
         self.operators: dict[str, str | None] = {}
-        """All that there are, each with the source that a process has to load for it."""
+        """All operators by name, each with the source that a process has to load for it."""
         self.failed: dict[str, str] = {}
-        """Sources whose operators can't be run, and why."""
+        """Sources whose operators can't be run, with the reason."""
         self.sealed = False
-        """A process can't keep what it was shown: it may be used again."""
+        """Whether a process loses all access to files that are withdrawn from it, so that it may be used again."""
         self.spark: SparkTarget | None = None
-        """What processes connect to as they start; settable."""
+        """The Spark server that processes connect to as they start; settable."""
         self._launched = launched
         self._accounts = accounts
         self._work_folder = Path(os.path.realpath(spec.work_folder))
@@ -80,7 +85,7 @@ class OperatorHost:
         self._keys = itertools.count(1)
         self._greeting: asyncio.Future[Up] = self._loop.create_future()
         self._starting: dict[int, _Starting] = {}
-        self._hosted: dict[int, Hosted] = {}
+        self._hosted: dict[int, HostedProcess] = {}
         self._gone = asyncio.Event()
         self._burial: asyncio.Task[None] | None = None
         self._loop.add_reader(launched.control, self._readable)
@@ -88,7 +93,7 @@ class OperatorHost:
 
     @classmethod
     async def start(cls, spec: HostSpec) -> OperatorHost:
-        """Raises with reason and remedy when operators can't be run here."""
+        """Start a host. Raises with reason and remedy when operators can't be run here."""
         if spec.namespaces != "never":
             try:
                 return await cls._start(spec, namespaces=True)
@@ -105,6 +110,7 @@ class OperatorHost:
     async def _start(cls, spec: HostSpec, *, namespaces: bool) -> OperatorHost:
         accounts = Accounts(spec.chosen_user)
         try:
+            # One for the proof of the view, and one for each source that is loaded.
             taken = [await accounts.take(_OPERATOR) for _ in (None, *spec.sources)]
             host = cls(spec, launch(), accounts)
         except BaseException:
@@ -113,15 +119,18 @@ class OperatorHost:
         try:
             _make_work_folder(host._work_folder)
             places = [
-                Place(str(await host._make_folder(f"proof-{os.getpid()}-{number}", account)), account)
+                ProcessIdentity(
+                    str(await host._make_folder(f"proof-{os.getpid()}-{number}", account)), account
+                )
                 for number, account in enumerate(taken)
             ]
             host._order(spec.setup(namespaces=namespaces, own=places[0], provers=places[1:]))
             async with asyncio.timeout(_START_SECONDS):
+                # Shielded: the timeout must not cancel a future that the reader may still set.
                 up = await asyncio.shield(host._greeting)
         except TimeoutError:
             await host.stop()
-            why = f"the operator host wasn't ready after {_START_SECONDS:g} s{host._launched.last_words()}"
+            why = f"the operator host wasn't ready after {_START_SECONDS:g} s{host._launched.log_tail()}"
             raise Unavailable("OperatorHostSlow", why) from None
         except BaseException:
             await host.stop()
@@ -138,7 +147,7 @@ class OperatorHost:
         return host
 
     async def spawn(self, source: str | None = None) -> OperatorProcess:
-        """A new process that has said that it's ready, with the operators of ``source``."""
+        """Start a process with the operators of ``source``; it is ready when this returns."""
         key = next(self._keys)
         account, folder = await self._prepare(_OPERATOR, f"process-{key}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -157,7 +166,7 @@ class OperatorHost:
             async with asyncio.timeout(_READY_SECONDS):
                 message = await process.receive()
             if not isinstance(message, Ready) or message.version != VERSION:
-                raise OperatorGone("an operator process didn't say that it is ready for this wrapper")
+                raise OperatorGone("an operator process did not send Ready with this protocol version")
         except TimeoutError:
             await process.kill()
             raise OperatorGone(f"an operator process wasn't ready after {_READY_SECONDS:g} s") from None
@@ -169,16 +178,18 @@ class OperatorHost:
     async def start_program(
         self, argv: Sequence[str], env: Mapping[str, str], *, log: int, folder: Path
     ) -> HostedProgram:
-        """In a view and under an identity of its own. ``folder``, directly below the work folder, is its own: made
-        anew for it, and gone with it, so that what runs in one life leaves no code for the next. ``log`` stays the
-        caller's."""
+        """Start a program in a view and under an identity of its own.
+
+        ``folder``, directly below the work folder, is made anew for it and removed when it has ended, so that one
+        run leaves no code for the next. ``log`` stays the caller's.
+        """
         account, own = await self._prepare(_PROGRAM, folder.name)
         order = Program(next(self._keys), str(own), account, list(argv), dict(env))
         hosted = await self._begin(order, log, lambda: self._tidy(_PROGRAM, account, own))
         return HostedProgram(hosted)
 
     async def died(self) -> None:
-        """Returns when the host and all that it started is gone."""
+        """Wait until the host and everything that it started has ended."""
         await self._gone.wait()
 
     def has_ended(self) -> bool:
@@ -189,10 +200,13 @@ class OperatorHost:
         await self._gone.wait()
         if self._removing:
             await asyncio.wait(self._removing)
+        # Last: accounts are free for others only when none of their processes and files is left.
         self._accounts.close()
 
-    async def _begin(self, order: Spawn | Program, descriptor: int, gone: Callable[[], None]) -> Hosted:
-        """``gone`` is called when everything of it is, or if it never was."""
+    async def _begin(
+        self, order: Spawn | Program, descriptor: int, gone: Callable[[], None]
+    ) -> HostedProcess:
+        """``gone`` is called when nothing of the process is left, or if it never started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         starting = _Starting(order, ours, gone, self._loop.create_future())
         try:
@@ -207,9 +221,10 @@ class OperatorHost:
         try:
             await asyncio.shield(hosted.born)
         except Unavailable:
-            why = f"the operator host could not set it up{self._launched.last_words()}"
+            why = f"the operator host could not set it up{self._launched.log_tail()}"
             raise Unavailable("OperatorNotStarted", why) from None
         except BaseException:
+            # The caller is gone, and nothing else would end the process.
             self._kill(order.key)
             raise
         return hosted
@@ -223,7 +238,7 @@ class OperatorHost:
             raise
 
     async def _make_folder(self, name: str, account: Account | None) -> Path:
-        """For one process, empty and closed to everybody else. What lies there was left by somebody."""
+        """Make an empty folder for one process, closed to all others. A leftover of that name is removed."""
         folder = self._work_folder / name
         try:
             await asyncio.to_thread(_make_anew, folder, account)
@@ -232,8 +247,8 @@ class OperatorHost:
         return folder
 
     def _tidy(self, purpose: str, account: Account | None, folder: Path) -> None:
-        """When a process is gone. Its folder's name is free at once; the account is given to somebody else only
-        when none of its files is left."""
+        """Clean up after a process. Its folder's name is free at once; the account is reused only when none of
+        its files is left."""
         aside = self._work_folder / f"gone-{next(self._keys)}"
         with suppress(OSError):
             folder.rename(aside)
@@ -247,23 +262,23 @@ class OperatorHost:
             self._accounts.give_back(purpose, account)
 
     def _order(self, order: ToHost, *descriptors: int) -> None:
-        """The host always reads; if it doesn't, it's no use to anybody."""
+        """Send an order. A host that doesn't read is broken, and is killed."""
         if self._launched.control.fileno() < 0:
             raise Unavailable("OperatorHostGone", "the operator host has ended")
         try:
             send_packet(self._launched.control, order, descriptors)
         except OSError as error:
             self._launched.hang_up()
-            why = f"the operator host doesn't listen: {error.strerror}"
+            why = f"sending to the operator host failed: {error.strerror}"
             raise Unavailable("OperatorHostGone", why) from None
 
     def _kill(self, key: int) -> None:
         with suppress(Unavailable):
             self._order(Kill(key))
-        self._loop.call_later(_KILL_SECONDS, self._insist, key)
+        self._loop.call_later(_KILL_SECONDS, self._kill_stuck_host, key)
 
-    def _insist(self, key: int) -> None:
-        """A host that can't kill is killed, and takes everything along."""
+    def _kill_stuck_host(self, key: int) -> None:
+        """Kill a host that can't kill a process; everything that it started ends with it."""
         if key in self._hosted:
             _log.error("operator_host_cannot_kill", pid=self._hosted[key].pid)
             self._launched.hang_up()
@@ -274,7 +289,7 @@ class OperatorHost:
         except BlockingIOError:
             return
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _log.error("operator_host_garbled", error=str(error))
+            _log.error("operator_host_invalid_message", error=str(error))
             received = None
         if received is None:
             self._launched.hang_up()
@@ -290,24 +305,25 @@ class OperatorHost:
             case Spawned(key):
                 starting = self._starting.pop(key)
                 self._hosted[key] = hosted = starting.started(handles.pop(), self._kill)
+                # The caller was cancelled before the process had started.
                 if not _resolve(starting.hosted, hosted):
                     self._kill(key)
-            case Failed(key, why):
+            case SpawnFailed(key, why):
                 self._starting.pop(key).failed(Unavailable("OperatorNotStarted", f"the operator host {why}"))
             case Gone(key, status):
                 self._hosted.pop(key).ended(status)
 
     def _exited(self) -> None:
         self._launched.hang_up()
-        error = Unavailable("OperatorHostGone", f"the operator host has ended{self._launched.last_words()}")
+        error = Unavailable("OperatorHostGone", f"the operator host has ended{self._launched.log_tail()}")
         _fail(self._greeting, error)
         for starting in self._starting.values():
             starting.failed(error)
         self._starting.clear()
-        self._burial = self._loop.create_task(self._bury())
+        self._burial = self._loop.create_task(self._reap_leftovers())
 
-    async def _bury(self) -> None:
-        """Usually all are gone by now; not yet, when the host's guardian was killed."""
+    async def _reap_leftovers(self) -> None:
+        """Usually all processes are gone by now, but not if the host's guardian was killed."""
         hosted = list(self._hosted.values())
         with suppress(TimeoutError):
             async with asyncio.timeout(_KILL_SECONDS):
@@ -325,17 +341,18 @@ class _NoNamespaces(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class _Starting:
-    """What was ordered and isn't there yet. ``gone`` is called once, if it never is or when it is gone."""
+    """An order that isn't answered yet. ``gone`` is called once: if the process never starts, or when it has
+    ended."""
 
     order: Spawn | Program
     line: socket.socket
     gone: Callable[[], None]
-    hosted: asyncio.Future[Hosted]
+    hosted: asyncio.Future[HostedProcess]
 
-    def started(self, handle: int, kill: Callable[[int], None]) -> Hosted:
+    def started(self, handle: int, kill: Callable[[int], None]) -> HostedProcess:
         order = self.order
         folder = Path(order.folder)
-        hosted = Hosted(order.key, handle, self.line, kill, account=order.account, folder=folder)
+        hosted = HostedProcess(order.key, handle, self.line, kill, account=order.account, folder=folder)
         hosted.gone.add_done_callback(lambda _: self.gone())
         return hosted
 
@@ -346,9 +363,10 @@ class _Starting:
 
 
 def _make_work_folder(folder: Path) -> None:
-    """Processes reach their own folder in it, and see no other."""
+    """Make the folder that holds the processes' own folders; each process sees only its own."""
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        # mkdir's mode is subject to the umask. Other accounts may pass through this folder, and not list it.
         folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     except OSError as error:
         raise _no_folder(folder, error) from None
@@ -374,7 +392,7 @@ def _refusal(refused: Refused) -> Unavailable | Invalid:
 
 
 def _resolve(future: asyncio.Future[_T], value: _T) -> bool:
-    """False when nobody waits any more."""
+    """Set a future's result; False when it is no longer waited for."""
     if future.done():
         return False
     future.set_result(value)
@@ -384,5 +402,5 @@ def _resolve(future: asyncio.Future[_T], value: _T) -> bool:
 def _fail(future: asyncio.Future[_T], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # Nobody may be waiting, which is no reason for a warning.
+        # The future may have no waiter, which is no reason for a warning.
         future.exception()

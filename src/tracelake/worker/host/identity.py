@@ -1,8 +1,8 @@
-"""Whom operators run as, and how a process becomes that for good.
+"""The identity that operators run under, and how a process takes it on for good.
 
-Root starts each of them as an account of its own (``tracelake.accounts``), or all of them as the one that it is
-told. Anybody else can only start them as themselves. Either way nothing of root's power is left: no capability,
-none to be had from a program on disk, no keyring of the session that the worker was started in.
+Root starts each operator process under an account of its own (``tracelake.sandbox.accounts``), or all of them
+under the configured one. Other users can only start them as themselves. Either way nothing of root's power is
+left: no capability, none to be gained from a program on disk, no keyring of the session that started the worker.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 import resource
 from collections import deque
 
-from tracelake import accounts, keyrings
-from tracelake.accounts import Account, HeldAccount
+from tracelake import kernel
 from tracelake.domain.errors import Invalid
-from tracelake.worker.host import kernel
-from tracelake.worker.host.call_filter import refuse_calls
+from tracelake.sandbox import accounts
+from tracelake.sandbox.accounts import Account, HeldAccount
+from tracelake.sandbox.seccomp import refuse_calls
 
 _SHARED = ("nobody", "nfsnobody")
 
 
 class Accounts:
-    """Whom the processes of one worker run as. An account serves one process at a time; who is given it next finds
-    nothing of the last one: no process, no folder that both can see, no key."""
+    """The accounts that the processes of one worker run as. An account serves one process at a time; its next
+    process finds nothing of the last one: no process, no folder that both can see, no key."""
 
     def __init__(self, user: str | None) -> None:
         self._chosen = chosen_account(user) if user is not None and os.geteuid() == 0 else None
@@ -31,7 +31,7 @@ class Accounts:
         self._free: dict[str, deque[Account]] = {}
 
     async def take(self, purpose: str) -> Account | None:
-        """None: the wrapper's own user."""
+        """An account for one process; None stands for the wrapper's own user."""
         if os.geteuid() != 0:
             return None
         if self._chosen is not None and purpose == "operator":
@@ -44,7 +44,8 @@ class Accounts:
         return held.account
 
     def give_back(self, purpose: str, account: Account | None) -> None:
-        """Only when none of its processes is left."""
+        """Free an account; only when none of its processes is left."""
+        # Neither the chosen account nor one that was released since.
         if account is not None and account.uid in self._held:
             self._free.setdefault(purpose, deque()).append(account)
 
@@ -56,7 +57,7 @@ class Accounts:
 
 
 def chosen_account(user: str) -> Account:
-    """``TRACELAKE_OPERATOR_USER``: one that exists, and that nothing else runs as."""
+    """The account named by ``TRACELAKE_OPERATOR_USER``: it must exist, and nothing else may run under it."""
     try:
         entry = accounts.entry_of(user)
     except KeyError:
@@ -68,25 +69,22 @@ def chosen_account(user: str) -> Account:
     if entry.pw_uid == 0:
         raise _unsafe(user, "is root")
     if entry.pw_name in _SHARED or entry.pw_uid == 65534:
-        raise _unsafe(
-            user, "is everybody's: other programs run as it too, and could read and change its files"
-        )
+        raise _unsafe(user, "is shared: other programs run as it too, and could read and change its files")
     if entry.pw_uid in accounts.uids_of_processes(outside=True):
         raise _unsafe(user, "has running processes, which could read and change what operators have")
     return Account(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
 def become(account: Account | None) -> None:
-    """Take the identity and drop every power, for this process and all that it will ever start.
-
-    The bounding set goes first, while there is the power to.
-    """
+    """Take the identity and drop every power, for this process and all its future children. The bounding set goes
+    first, while there is the power to drop it."""
     kernel.drop_bounding_set()
     if account is not None:
+        # Groups first: the new user has no right to change them.
         os.setgroups([])
         os.setresgid(account.gid, account.gid, account.gid)
         os.setresuid(account.uid, account.uid, account.uid)
-    keyrings.leave(None if account is None else account.uid)
+    accounts.leave_keyrings(None if account is None else account.uid)
     kernel.drop_capabilities()
     kernel.gain_no_privileges()
     kernel.forbid_inspection()
@@ -94,6 +92,7 @@ def become(account: Account | None) -> None:
     os.umask(0o022)
     if os.geteuid() == 0:
         raise _unsafe("0", "is root")
+    # Last: it needs `gain_no_privileges`, and refuses the calls by which the keyrings were left.
     refuse_calls()
 
 

@@ -1,18 +1,18 @@
-"""The keeper of one process that the host starts: the init of its namespaces, and the hand that shows it objects.
+"""The keeper of one process that the host starts: the init of its namespaces, which also mounts objects for it.
 
-A keeper is a fork of the host and keeps the host's power; the process is a fork of the keeper that has dropped all
-of it. The two are alone in their namespaces. So a process can neither see, signal nor trace that of another job,
-nor the Spark server; and when it ends, the keeper does, and with it whatever it left behind.
+A keeper is a fork of the host and keeps the host's power; the process is a fork of the keeper that has dropped
+all of it. The two are alone in their namespaces. So a process can neither see, signal nor trace a process of
+another job or the Spark server; and when it ends, the keeper ends, and with it everything that the process left
+behind.
 
-The process sees a machine that it can't write to, a folder of its own, and an empty object root. What an attempt
-may read or write of the objects is mounted there by its keeper, when the wrapper says so, and taken away
-afterwards:
+The process sees a read-only machine, a folder of its own, and an empty object root. The keeper mounts there the
+objects that an attempt may read or write, when the wrapper orders it, and unmounts them afterwards:
 
     Grant      a folder below the object root appears, read-only unless it is the attempt's own
-    Withdraw   what could be written becomes read-only, also for whoever has a folder open there, which the kernel
-               refuses as long as a file is open or mapped for writing; then it is out of sight
+    Withdraw   writable mounts become read-only, also for a process with a folder open there; the kernel refuses
+               while a file is open or mapped for writing; then the folder disappears
 
-Without namespaces all that is left of this is the end of everything together with its keeper.
+Without namespaces only one promise is left: a process and its leftovers end together with its keeper.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from typing import NoReturn, assert_never
 
 import msgspec
 
-from tracelake.accounts import Account, group_text, passwd_text
-from tracelake.worker.host import kernel, namespaces
+from tracelake import kernel
+from tracelake.kernel import kill_children
+from tracelake.sandbox.accounts import Account, group_text, passwd_text
+from tracelake.worker.host import namespaces
 from tracelake.worker.host.identity import become
 from tracelake.worker.host.private_view import Step
-from tracelake.worker.host.process_tree import kill_children
 from tracelake.worker.host.protocol import (
-    Born,
     Done,
-    Ended,
     FromKeeper,
     Grant,
+    ProcessEnded,
+    ProcessStarted,
     ToKeeper,
     Withdraw,
     read_to_keeper,
@@ -58,8 +59,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What is the same for all processes. ``own`` are the steps that are taken for each of them."""
+class PrivateView:
+    """The view that all processes share. ``own`` are the steps that are repeated for each of them."""
 
     namespaces: bool
     object_root: Path
@@ -68,8 +69,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """One process: whom it runs as, in which folder, and what it does. ``start`` may use ``descriptors``."""
+class KeptProcess:
+    """One process: its account, its folder and its work. ``start`` may use ``descriptors``."""
 
     account: Account | None
     folder: Path
@@ -78,15 +79,16 @@ class Kept:
     sees_datasets: bool = False
 
 
-def keep(view: View, kept: Kept, line: socket.socket, parent: int) -> NoReturn:
-    """For a process that the host has just forked, the first one of a new process namespace if there are any."""
+def keep(view: PrivateView, kept: KeptProcess, line: socket.socket, parent: int) -> NoReturn:
+    """Become the keeper; for a process that the host has just forked, the first of a new process namespace if
+    there are any."""
+    # A collection would write to, and so copy, memory that is shared with the host.
     gc.disable()
-    # Of signals that have no handler the kernel lets none through to an init; Python has one for this.
+    # The kernel doesn't deliver signals without a handler to an init, but Python installs one for SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    kernel.die_with_parent()
-    if not view.namespaces and os.getppid() != parent:
-        os._exit(FAILED)
-    objects: Objects | None = None
+    # The first process of a process namespace has a parent outside, whose number it can't see.
+    kernel.die_with_parent(None if view.namespaces else parent, exit_code=FAILED)
+    objects: VisibleObjects | None = None
     if view.namespaces:
         namespaces.enter_own()
         namespaces.mount_proc()
@@ -95,6 +97,7 @@ def keep(view: View, kept: Kept, line: socket.socket, parent: int) -> NoReturn:
     pid = os.fork()
     if pid == 0:
         _become(kept, line)
+    # The process alone holds them from here on, so that their end shows its own.
     for descriptor in kept.descriptors:
         os.close(descriptor)
     _Keeper(pid, line, objects).serve()
@@ -103,18 +106,17 @@ def keep(view: View, kept: Kept, line: socket.socket, parent: int) -> NoReturn:
     os._exit(0)
 
 
-def _become(kept: Kept, line: socket.socket) -> NoReturn:
-    """Nothing of the keeper's is left: no descriptor, no power."""
+def _become(kept: KeptProcess, line: socket.socket) -> NoReturn:
+    """Become the kept process: keep no descriptor and no power of the keeper's."""
     try:
         parent = os.getppid()
+        # Closed below with all others; a second close by the object could hit a number that is in use again.
         line.detach()
         _close_all_but(kept.descriptors)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         become(kept.account)
-        kernel.die_with_parent()
-        if os.getppid() != parent:
-            os._exit(FAILED)
+        kernel.die_with_parent(parent, exit_code=FAILED)
         gc.enable()
         kept.start()
     except BaseException as error:
@@ -133,30 +135,31 @@ def _close_all_but(descriptors: Sequence[int]) -> None:
 
 
 class _Keeper:
-    def __init__(self, pid: int, line: socket.socket, objects: Objects | None) -> None:
+    def __init__(self, pid: int, line: socket.socket, objects: VisibleObjects | None) -> None:
         self._pid = pid
         self._line = line
         self._objects = objects
         self._status: int | None = None
 
     def serve(self) -> None:
-        """Until the process has ended, or nobody wants it any more."""
+        """Serve orders until the process has ended or the wrapper has closed the line."""
         handle = os.pidfd_open(self._pid)
-        self._say(Born(), [handle])
+        self._send(ProcessStarted(), [handle])
         ready = select.poll()
         ready.register(handle, select.POLLIN)
         ready.register(self._line, select.POLLIN)
         while self._status is None:
+            # No event announces an orphan that ends, so there is a look every second.
             events = dict(ready.poll(_REAP_MS))
             if self._line.fileno() in events:
                 order = read_to_keeper(self._line)
                 if order is None:
                     return
-                self._say(self._obey(order))
+                self._send(self._handle(order))
             self._reap()
-        self._say(Ended(self._status))
+        self._send(ProcessEnded(self._status))
 
-    def _obey(self, order: ToKeeper) -> Done:
+    def _handle(self, order: ToKeeper) -> Done:
         if self._objects is None:
             return Done(number=order.number)
         try:
@@ -176,7 +179,7 @@ class _Keeper:
             return Done(number=order.number, problem=str(error))
 
     def _reap(self) -> None:
-        """Also who was left to us by those that have ended."""
+        """Reap children, adopted ones included."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -187,17 +190,18 @@ class _Keeper:
             if pid == self._pid:
                 self._status = os.waitstatus_to_exitcode(status)
 
-    def _say(self, message: FromKeeper, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, message: FromKeeper, descriptors: Sequence[int] = ()) -> None:
+        # The wrapper may be gone, which the line's end shows to `serve`.
         with suppress(OSError, msgspec.MsgspecError):
             send_packet(self._line, message, descriptors)
 
 
-class Objects:
-    """The object root as one process sees it: empty, but for what it is shown.
+class VisibleObjects:
+    """The object root as one process sees it: empty except for granted folders.
 
-    Four mounts lie there one upon another: the objects, to be written to; the same, to be read; the folders that
-    lead to what is shown, to be written to; and these, to be read, which is all that the process ever sees. The
-    others are reached by descriptors that only the keeper has.
+    Four mounts lie there on top of each other: the objects, writable; the objects, read-only; the folders that
+    lead to granted ones, writable; and the same read-only, which is all that the process ever sees. The others
+    are reached by descriptors that only the keeper has.
     """
 
     def __init__(self, root: Path) -> None:
@@ -224,6 +228,7 @@ class Objects:
             parent = _open_below(self._seen, parts[:-1])
             target = os.open(parts[-1], _FOLDER, dir_fd=parent)
             namespaces.bind(source, f"/proc/self/fd/{target}")
+            # Opened anew: the first descriptor is of the folder below the mount.
             shown = os.open(parts[-1], _FOLDER, dir_fd=parent)
             if _identity(shown) != _identity(source):
                 os.close(shown)
@@ -235,7 +240,7 @@ class Objects:
                     os.close(descriptor)
 
     def hide(self, place: str, *, force: bool) -> bool:
-        """False when something there is open for writing."""
+        """Withdraw a folder; False when a file there is open for writing."""
         shown = self._shown.get(place)
         if shown is None:
             return True
@@ -257,7 +262,7 @@ class Objects:
         self.show(_DATASETS, writable=False)
 
     def _lead_to(self, parts: Sequence[str]) -> None:
-        """Makes the folders on the way, unless they are part of something that is shown."""
+        """Make the parent folders, except for those inside a granted folder."""
         try:
             os.close(_open_below(self._seen, parts))
             return
@@ -268,13 +273,14 @@ class Objects:
                 os.mkdir("/".join(parts[:depth]), 0o755, dir_fd=self._leading)
 
 
-def _arrange(view: View, kept: Kept) -> Objects:
+def _arrange(view: PrivateView, kept: KeptProcess) -> VisibleObjects:
     try:
         if kept.account is not None:
             _name(kept.account)
+        # Opened before a cover hides it.
         folder = os.open(kept.folder, _FOLDER)
         namespaces.arrange(view.own, scratch=kept.folder / TEMPORARY)
-        objects = Objects(view.object_root)
+        objects = VisibleObjects(view.object_root)
         if kept.sees_datasets:
             objects.show_datasets()
         _show_only(folder, kept.folder, view.work_folder)
@@ -285,7 +291,7 @@ def _arrange(view: View, kept: Kept) -> Objects:
 
 
 def _show_only(folder: int, path: Path, within: Path) -> None:
-    """Of the folders that processes have, this one."""
+    """Hide the folders of other processes: below ``within`` only this one is visible."""
     kernel.mount("tmpfs", str(within), "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
     path.mkdir()
     namespaces.bind(folder, str(path))
@@ -294,7 +300,7 @@ def _show_only(folder: int, path: Path, within: Path) -> None:
 
 
 def _name(account: Account) -> None:
-    """Programs that look up whom they run as find a name; of the machine's other accounts they see none."""
+    """Give the account a name for programs that look it up; other accounts of the machine aren't listed."""
     memory = namespaces.SHARED_MEMORY
     if not memory.is_dir():
         return
@@ -306,6 +312,7 @@ def _name(account: Account) -> None:
             file.chmod(0o444)
             kernel.mount(str(file), path, None, kernel.MS_BIND)
             namespaces.remount(path, read_only=True)
+    # The two files stay mounted, and stay in memory, without the place that they were made in.
     kernel.unmount(str(memory))
 
 
@@ -317,7 +324,7 @@ def _parts(place: str) -> list[str]:
 
 
 def _open_below(root: int, parts: Sequence[str]) -> int:
-    """Through no link."""
+    """Open a folder without following any link."""
     opened = os.dup(root)
     for part in parts:
         try:

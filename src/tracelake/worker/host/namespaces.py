@@ -1,7 +1,7 @@
-"""Namespaces of one's own: mounts, processes and System V memory that others neither see nor share.
+"""Private namespaces: mounts, processes and System V memory that other processes neither see nor share.
 
-Root makes them directly. Anybody else makes a user namespace first, in which they stay who they are and are
-powerful over nothing but it. That power is used for the mounts here and dropped before anything else is loaded.
+Root makes them directly. Other users make a user namespace first, in which they keep their uid and have power
+over that namespace alone. That power is used for the mounts here and dropped before any other code is loaded.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tracelake import kernel
 from tracelake.domain.errors import Unavailable
-from tracelake.worker.host import kernel
 from tracelake.worker.host.private_view import Blank, Cover, Show, Step
 
 _CAREFUL = kernel.MS_NOSUID | kernel.MS_NODEV
 _KEPT = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-"""Flags that a mount keeps; a user may not take them away."""
+"""Flags that a mount keeps; a user may not remove them."""
 
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,7 +29,7 @@ class NoNamespaces(Unavailable):
 
 
 def enter() -> None:
-    """This process keeps its place among the others; its first child becomes the new namespace's init."""
+    """This process stays in its process namespace; its first child becomes the new one's init."""
     flags = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -37,25 +37,19 @@ def enter() -> None:
             kernel.unshare(flags)
         else:
             kernel.unshare(flags | kernel.CLONE_NEWUSER)
+            # First: the kernel demands it before a user without privileges may map groups.
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"{uid} {uid} 1")
             _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    except OSError as error:
-        raise NoNamespaces(error) from None
-
-
-def enter_mounts() -> None:
-    """For root: mounts of one's own and nothing more."""
-    try:
-        kernel.unshare(kernel.CLONE_NEWNS)
+        # Private, so that no mount below propagates to the machine.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     except OSError as error:
         raise NoNamespaces(error) from None
 
 
 def enter_own() -> None:
-    """For one process that the host starts: its mounts and System V memory. Its processes were made by its fork."""
+    """Enter private mounts and System V memory, for one process that the host starts; its fork made the process
+    namespace."""
     try:
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
     except OSError as error:
@@ -63,8 +57,8 @@ def enter_own() -> None:
 
 
 def allow_no_more_users() -> bool:
-    """No user namespace within this one: a copy of the mounts that its maker is powerful over would outlast what is
-    taken away here. False where the kernel doesn't let us say so."""
+    """Forbid user namespaces within this one: with a copy of the mounts its maker could keep what is withdrawn
+    here. False where the kernel has no such limit."""
     try:
         _write("/proc/sys/user/max_user_namespaces", "0")
     except OSError:
@@ -73,11 +67,12 @@ def allow_no_more_users() -> bool:
 
 
 def forbid_writing() -> None:
-    """Every mount becomes read-only. What is mounted afterwards isn't."""
+    """Make every mount read-only; later mounts aren't affected."""
     try:
         try:
             kernel.mount_read_only_below("/")
         except OSError as error:
+            # Kernels before 5.12 don't have the call.
             if error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             _forbid_writing_one_by_one()
@@ -86,8 +81,8 @@ def forbid_writing() -> None:
 
 
 def arrange(steps: Sequence[Step], scratch: Path | None = None) -> None:
-    """What will be shown is opened before the first cover hides it. ``scratch`` takes the place of scratch folders
-    on a disk; without it they are in memory."""
+    """Carry out the steps. Paths to show are opened before the first cover hides them. ``scratch`` holds the
+    scratch folders on a disk; without it they are in memory."""
     opened: dict[Path, int] = {}
     try:
         for path in [step.path for step in steps if isinstance(step, Show)] + ([scratch] if scratch else []):
@@ -98,7 +93,7 @@ def arrange(steps: Sequence[Step], scratch: Path | None = None) -> None:
                 remount(str(step.path), read_only=False)
             else:
                 _take(step, opened)
-        # Only now, since showing something makes the folders that lead to it.
+        # Last, since showing a path makes the folders that lead to it.
         for step in steps:
             if isinstance(step, Cover) and not step.scratch:
                 flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _CAREFUL
@@ -111,7 +106,7 @@ def arrange(steps: Sequence[Step], scratch: Path | None = None) -> None:
 
 
 def mount_proc() -> None:
-    """For the new namespace's init: ``/proc`` shows its own processes, and nobody else's."""
+    """Mount ``/proc`` for the new namespace's init, so that it shows only the namespace's own processes."""
     try:
         kernel.mount("proc", "/proc", "proc", _CAREFUL | kernel.MS_NOEXEC)
     except OSError as error:
@@ -139,12 +134,12 @@ def _take(step: Step, opened: dict[Path, int]) -> None:
 
 
 def bind(source: int, target: str) -> None:
-    """Reading or writing as ``source`` does."""
+    """Bind a descriptor's folder to a path, with the same access."""
     kernel.mount(f"/proc/self/fd/{source}", target, None, kernel.MS_BIND)
 
 
 def remount(target: str, *, read_only: bool) -> None:
-    """``EBUSY`` when something is open for writing through this very mount, also by a mapping of its file."""
+    """Fails with ``EBUSY`` while a file is open or mapped for writing through this very mount."""
     kept = os.statvfs(target).f_flag & _KEPT
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kept | (kernel.MS_RDONLY if read_only else 0)
     kernel.mount("none", target, None, flags)
@@ -152,12 +147,13 @@ def remount(target: str, *, read_only: bool) -> None:
 
 def _forbid_writing_one_by_one() -> None:
     with open("/proc/self/mountinfo", "rb") as file:
+        # The kernel writes spaces and the like as octal escapes.
         targets = [line.split()[4].decode("unicode_escape") for line in file]
     for target in targets:
         try:
             remount(target, read_only=True)
         except OSError as error:
-            # Covered by another mount, or closed to us: then it is to operators as well.
+            # Covered by another mount, or closed to us: then operators can't reach it either.
             if error.errno not in (errno.ENOENT, errno.EACCES, errno.EINVAL):
                 raise
 

@@ -1,16 +1,16 @@
 """The operator host: enters the private view, and in it forks operator processes that are ready at once.
 
 ``python -m tracelake.worker.host.operator_host CONTROL LIFELINE`` is started by the wrapper with two descriptors
-and next to no environment. It becomes two processes:
+and almost no environment. It becomes two processes:
 
-    guardian   arranges what all processes see alike, and then does nothing; when the wrapper is gone, by its own
-               will or killed, the lifeline ends, and the guardian kills the zygote
-    zygote     the private view's init: imports what operators will need and forks them on request (``zygote``),
-               each with a keeper that gives it namespaces and an identity of its own (``keeper``). When it ends,
-               the kernel kills every process in the view, whatever group or session it has fled to
+    guardian   sets up the view that all processes share, then only waits: when the wrapper has ended or was
+               killed, the lifeline ends, and the guardian kills the zygote
+    zygote     the private view's init: imports the libraries that operators need and forks processes on request
+               (``zygote``), each with a keeper that gives it namespaces and an identity (``keeper``). When it
+               ends, the kernel kills every process in the view, whatever its group or session
 
-So nothing that an operator starts outlives its wrapper. Without namespaces the same two processes do it by hand:
-both adopt orphans and kill whom they adopt.
+So nothing that an operator starts outlives its wrapper. Without namespaces the same two processes adopt orphans
+and kill them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from pathlib import Path
 
 import msgspec
 
+from tracelake import kernel
 from tracelake.domain.errors import TracelakeError
-from tracelake.worker.host import kernel, namespaces, zygote
-from tracelake.worker.host.keeper import View
-from tracelake.worker.host.operator_environment import needed_paths
+from tracelake.kernel import kill_children
+from tracelake.worker.host import namespaces, zygote
+from tracelake.worker.host.host_check import needed_paths
+from tracelake.worker.host.keeper import PrivateView
 from tracelake.worker.host.private_view import Step, closed_to, plan_view, split, with_targets
-from tracelake.worker.host.process_tree import kill_children
-from tracelake.worker.host.protocol import Refused, Setup, read_to_host, send_packet
+from tracelake.worker.host.protocol import HostSetup, Refused, read_to_host, send_packet
 
 _SCRATCH = (namespaces.SHARED_MEMORY, Path("/tmp"), Path("/var/tmp"))
-"""Where anybody may write: each process gets its own, empty and gone with it. The embedded database keeps segments
-in the first."""
+"""Folders that every user may write to: each process gets its own, empty and removed with it. The embedded
+database keeps segments in the first.
+"""
 
 
 def main(control_fd: int, lifeline: int) -> int:
@@ -46,7 +48,7 @@ def main(control_fd: int, lifeline: int) -> int:
     os.set_inheritable(lifeline, False)
     os.umask(0o022)
     received = read_to_host(control)
-    if received is None or not isinstance(received[0], Setup):
+    if received is None or not isinstance(received[0], HostSetup):
         return 1
     try:
         zygote_pid = _start(received[0], control, lifeline)
@@ -54,12 +56,13 @@ def main(control_fd: int, lifeline: int) -> int:
         with suppress(OSError):
             send_packet(control, _refusal(error))
         return 1
+    # The zygote alone holds it from here on, so that its end reaches the wrapper.
     control.close()
     return _guard(zygote_pid, lifeline, alone=received[0].namespaces)
 
 
-def _start(setup: Setup, control: socket.socket, lifeline: int) -> int:
-    view = View(
+def _start(setup: HostSetup, control: socket.socket, lifeline: int) -> int:
+    view = PrivateView(
         namespaces=setup.namespaces,
         object_root=Path(os.path.realpath(setup.object_root)),
         work_folder=Path(os.path.realpath(setup.work_folder)),
@@ -69,6 +72,7 @@ def _start(setup: Setup, control: socket.socket, lifeline: int) -> int:
         common, own = split(_plan(setup))
         view = replace(view, own=own)
         namespaces.enter()
+        # Before the steps: what they mount on top may be writable.
         namespaces.forbid_writing()
         namespaces.arrange(common)
     kernel.adopt_orphans()
@@ -85,10 +89,11 @@ def _start(setup: Setup, control: socket.socket, lifeline: int) -> int:
             with suppress(OSError):
                 send_packet(control, _refusal(error))
     finally:
+        # Not a return: the guardian's code would run a second time, in this process.
         os._exit(status)
 
 
-def _plan(setup: Setup) -> list[Step]:
+def _plan(setup: HostSetup) -> list[Step]:
     hidden = [Path(path) for path in ([setup.home] if setup.home else []) + setup.hidden]
     secret = with_targets([*hidden, Path(f"/run/user/{os.geteuid()}")])
     return plan_view(
@@ -102,12 +107,13 @@ def _plan(setup: Setup) -> list[Step]:
 
 
 def _guard(zygote_pid: int, lifeline: int, *, alone: bool) -> int:
-    """``alone``: the view has an init, whose end is everybody's. (Its ``/proc`` is ours too and has other
-    numbers, so we couldn't look for children if we wanted.)"""
+    """``alone``: the view has an init, and everything in it ends with that. (Its ``/proc`` covers ours and has
+    other numbers, so the guardian couldn't look for children anyway.)"""
     waiting = select.poll()
     waiting.register(lifeline, select.POLLIN)
     waiting.register(os.pidfd_open(zygote_pid), select.POLLIN)
     waiting.poll()
+    # Harmless if it has ended by itself: until it is reaped its number belongs to it.
     os.kill(zygote_pid, signal.SIGKILL)
     _, status = os.waitpid(zygote_pid, 0)
     if not alone:

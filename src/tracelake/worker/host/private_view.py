@@ -1,20 +1,19 @@
-"""What operators see of the file system, decided as an ordered list of mounts.
+"""The file system that operators see, decided as an ordered list of mounts.
 
-Nothing of it can be written to, but for what is said to be writable: an operator changes neither the interpreter
-that its wrapper runs on, nor what its user may write elsewhere.
-
-The installation's home, and every folder with credentials, is covered by an empty file system in which only what
-operators need appears again at its own path: the objects, their work folder, the interpreter. The same is done
-where the operators' user can't reach what it needs, such as an interpreter below a home directory that is closed
-to others: the closed folder is covered by a skeleton that leads there and to nothing else.
+It is read-only except for paths marked writable: an operator changes neither the interpreter that its wrapper
+runs on, nor files that its user may write elsewhere. The installation's home, and every folder with credentials,
+is covered by an empty file system in which only the paths that operators need appear again: the objects, their
+work folder, the interpreter. The same is done for closed folders above a needed path, such as a home directory
+that other users can't enter: the closed folder is covered by a skeleton that leads to that path and to nothing
+else.
 
     Cover   an empty folder takes the place of this one
-    Show    what was at this path before appears again, to be read, or ``writable``
+    Show    the previous content of this path appears again, read-only or ``writable``
     Blank   an empty file takes the place of this one
 
-Outer paths come before inner ones, so a credential within a folder that is shown is covered again. A file that is
-blanked on its own must be changed in place: when another one is moved over it, the kernel takes the cover away.
-Folders that are covered have no such weakness; a home is one.
+Outer paths come before inner ones, so a credential within a shown folder is covered again. A file that is blanked
+on its own must be changed in place: when another file is moved over it, the kernel removes the cover. Covered
+folders, such as a home, have no such weakness.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tracelake
-from tracelake.accounts import Account
+from tracelake.sandbox.accounts import Account
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """``scratch`` is empty too, but anybody may write there."""
+    """An empty folder; every user may write to a ``scratch`` one."""
 
     path: Path
     scratch: bool = False
@@ -61,7 +60,7 @@ def plan_view(
     scratch: Iterable[Path] = (),
     writable: Iterable[Path] = (),
 ) -> list[Step]:
-    """``closed`` tells whether the operators' user is kept from entering a folder. Paths are absolute."""
+    """``closed`` decides whether the operators' user is kept from entering a folder. Paths are absolute."""
     empty = set(scratch)
     covers = {*covered, *empty}
     changeable = set(writable)
@@ -74,6 +73,8 @@ def plan_view(
     steps: list[Step] = []
     for step in sorted(wanted, key=lambda each: (len(each.path.parts), each.path)):
         around = _enclosing(step.path, steps)
+        # A path is shown only where a cover hides it, and covered only where none does yet. The exception is
+        # a writable place within a read-only one.
         if isinstance(step, Show) == isinstance(around, Cover) or _opens(step, around):
             steps.append(step)
     bare = [path for path in sorted(set(blanked)) if not isinstance(_enclosing(path, steps), Cover)]
@@ -81,24 +82,26 @@ def plan_view(
 
 
 def split(steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
-    """What all processes see alike, and what is made anew for each: scratch folders and what is shown in them."""
+    """The steps that all processes share, and those repeated for each: scratch folders and the paths shown in
+    them."""
     scratch = [step.path for step in steps if isinstance(step, Cover) and step.scratch]
     own = [step for step in steps if any(step.path.is_relative_to(path) for path in scratch)]
     return [step for step in steps if step not in own], own
 
 
 def _opens(step: Step, around: Step | None) -> bool:
-    """A place to write in, where all around it is to be read."""
+    """Whether the step makes a writable place within a read-only one."""
     return isinstance(step, Show) and step.writable and not (isinstance(around, Show) and around.writable)
 
 
 def _enclosing(path: Path, steps: Sequence[Step]) -> Step | None:
-    """The innermost step that decides about this path; they come in order of depth."""
+    """The innermost step that decides about this path; steps are ordered by depth."""
     return next((step for step in reversed(steps) if path.is_relative_to(step.path)), None)
 
 
 def closed_to(account: Account | None) -> Callable[[Path], bool]:
-    """Without supplementary groups, which operators don't keep. None stands for who we are."""
+    """Whether an account can't enter a folder; None is the current user. Supplementary groups don't count:
+    operators drop them."""
 
     def closed(folder: Path) -> bool:
         if account is None:
@@ -114,13 +117,13 @@ def closed_to(account: Account | None) -> Callable[[Path], bool]:
 
 
 def interpreter_paths() -> list[Path]:
-    """Everything that this interpreter may still load something from."""
+    """All paths that this interpreter may still load code from."""
     places = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path]
     places += [path for path in (sys.executable, tracelake.__file__) if path]
     return [Path(place) for place in places if os.path.isabs(place) and os.path.exists(place)]
 
 
 def with_targets(paths: Iterable[Path]) -> list[Path]:
-    """The paths that exist, as they are written and as links lead: each may lie below another cover."""
+    """The paths that exist, as written and as resolved: each may lie below another cover."""
     there = [Path(os.path.abspath(path)) for path in paths if path.exists()]
     return sorted({*there, *(Path(os.path.realpath(path)) for path in there)})

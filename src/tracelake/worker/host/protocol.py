@@ -1,4 +1,4 @@
-"""What the wrapper and its operator host say to each other.
+"""Messages between the wrapper and its operator host.
 
 They share one sequential-packet socket: a message is one packet of JSON, with descriptors where the message says
 so. The wrapper makes each operator's channel and keeps one end; the host only passes the other end on to the
@@ -16,7 +16,7 @@ process that it forks. Nothing here carries a credential of the platform.
 Each process that the host starts has a keeper (``keeper``), which the wrapper reaches by a ``line`` of its own:
 
     wrapper                                        keeper
-       ◀─────────────────────────── Born (+ pidfd)
+       ◀─────────────────────────── ProcessStarted (+ pidfd)
        ── Grant | Withdraw ─────────────────▶      what the process sees of the objects
        ◀──────────────────────────────────── Done
        ◀─────────────────────────────────── Ended  how the process itself ended
@@ -33,26 +33,27 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from tracelake.accounts import Account
 from tracelake.contracts.operator_protocol import SparkTarget
+from tracelake.sandbox.accounts import Account
 
 MAX_PACKET = 256 * 1024
 _INT = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
 
 
-class Place(Struct, frozen=True):
-    """Of one process: its folder, and whom it runs as. None is the wrapper's own user."""
+class ProcessIdentity(Struct, frozen=True):
+    """One process's folder, and the account that it runs under; None is the wrapper's own user."""
 
     folder: str
     account: Account | None
 
 
-class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
-    """``hidden`` are files and folders with credentials, ``shown`` what operators must reach besides the
-    interpreter, the objects and their folder. ``account`` and ``folder`` are those of the process that proves what
-    operators see: processes get other ones, of the same kind. ``provers`` are those of the processes that load the
-    ``operators`` for a first time, one for each source."""
+class HostSetup(Struct, frozen=True, kw_only=True, tag="setup"):
+    """``hidden`` are files and folders with credentials; ``shown`` are paths that operators need besides the
+    interpreter, the objects and their folder. ``account`` and ``folder`` belong to the process that proves the
+    view: operator processes get others of the same kind. ``provers`` are those of the processes that load the
+    ``operators`` for the first time, one for each source.
+    """
 
     namespaces: bool
     home: str | None
@@ -64,12 +65,12 @@ class Setup(Struct, frozen=True, kw_only=True, tag="setup"):
     shown: list[str]
     folder: str
     account: Account | None
-    provers: list[Place]
+    provers: list[ProcessIdentity]
 
 
 class Spawn(Struct, frozen=True, tag="spawn"):
-    """``folder`` is the process's own, below the work folder. ``spark`` is connected to, and the operators of
-    ``source`` are loaded, before the process says that it is ready."""
+    """``folder`` is the process's own, below the work folder. Before it reports ready, the process connects to
+    ``spark`` and loads the operators of ``source``."""
 
     key: int
     folder: str
@@ -79,7 +80,7 @@ class Spawn(Struct, frozen=True, tag="spawn"):
 
 
 class Program(Struct, frozen=True, tag="program"):
-    """It starts in its ``folder``, and sees every dataset's files, to be read."""
+    """It starts in its ``folder``, and can read every dataset's files."""
 
     key: int
     folder: str
@@ -95,13 +96,13 @@ class Kill(Struct, frozen=True, tag="kill"):
     key: int
 
 
-ToHost = Setup | Spawn | Program | Kill
+ToHost = HostSetup | Spawn | Program | Kill
 
 
 class Up(Struct, frozen=True, kw_only=True, tag="up"):
-    """``operators`` are all that there are, each with the source that it is loaded from; None for those that need
-    none. ``failed`` are sources that were left out, and why. ``sealed``: what a process was shown and isn't any
-    more, it can't have kept."""
+    """``operators`` are all operators, each with the source that it is loaded from; None for those that need
+    none. ``failed`` are sources that were left out, and why. ``sealed``: a process can't keep files that are
+    withdrawn from it."""
 
     view: str
     warnings: list[str]
@@ -121,7 +122,7 @@ class Spawned(Struct, frozen=True, tag="spawned"):
     key: int
 
 
-class Failed(Struct, frozen=True, tag="failed"):
+class SpawnFailed(Struct, frozen=True, tag="failed"):
     key: int
     message: str
 
@@ -133,11 +134,11 @@ class Gone(Struct, frozen=True, tag="gone"):
     status: int
 
 
-FromHost = Up | Refused | Spawned | Failed | Gone
+FromHost = Up | Refused | Spawned | SpawnFailed | Gone
 
 
 class Grant(Struct, frozen=True, tag="grant"):
-    """Folders below the object root, named from there: some to be read, some to be written to."""
+    """Folders below the object root, named relative to it: some for reading, some for writing."""
 
     number: int
     reads: list[str]
@@ -145,8 +146,8 @@ class Grant(Struct, frozen=True, tag="grant"):
 
 
 class Withdraw(Struct, frozen=True, tag="withdraw"):
-    """Nothing can be written there any more, and then it is out of sight. What somebody has open for writing stays
-    as it is, unless by ``force``: then it is out of sight all the same."""
+    """Make the folders read-only, then invisible. One with a file open for writing stays as it is, unless
+    ``force`` is set: then it becomes invisible all the same."""
 
     number: int
     places: list[str]
@@ -156,23 +157,23 @@ class Withdraw(Struct, frozen=True, tag="withdraw"):
 ToKeeper = Grant | Withdraw
 
 
-class Born(Struct, frozen=True, tag="born"):
+class ProcessStarted(Struct, frozen=True, tag="born"):
     pass
 
 
 class Done(Struct, frozen=True, kw_only=True, tag="done"):
-    """``busy`` are places with something open for writing; ``problem`` says why it couldn't be done."""
+    """``busy`` are places with a file open for writing; ``problem`` says why the order failed."""
 
     number: int
     busy: list[str] = []
     problem: str | None = None
 
 
-class Ended(Struct, frozen=True, tag="ended"):
+class ProcessEnded(Struct, frozen=True, tag="ended"):
     status: int
 
 
-FromKeeper = Born | Done | Ended
+FromKeeper = ProcessStarted | Done | ProcessEnded
 
 _encoder = msgspec.json.Encoder()
 _to_host: msgspec.json.Decoder[ToHost] = msgspec.json.Decoder(ToHost)
@@ -191,19 +192,21 @@ def send_packet(
 
 
 def read_to_host(sock: socket.socket) -> tuple[ToHost, list[int]] | None:
-    """None when the wrapper is gone."""
+    """The next message; None when the wrapper is gone."""
     body, descriptors = _receive(sock)
     return (_to_host.decode(body), descriptors) if body else None
 
 
 def read_from_host(sock: socket.socket) -> tuple[FromHost, list[int]] | None:
-    """None when the host is gone. Whatever else comes is an error: the host is ours, but what it loaded isn't."""
+    """The next message; None when the host is gone. Anything else is an error: the host is ours, but the code
+    that it loaded isn't."""
     body, descriptors = _receive(sock)
     if not body:
         return None
     try:
         return _from_host.decode(body), descriptors
     except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Nothing else knows their numbers, so they would stay open.
         for descriptor in descriptors:
             os.close(descriptor)
         raise
@@ -228,5 +231,6 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            # A control message that was cut off may end within a number.
             descriptors.frombytes(data[: len(data) - len(data) % _INT])
     return body, list(descriptors)

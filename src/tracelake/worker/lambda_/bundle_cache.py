@@ -1,10 +1,9 @@
-"""Bundles on the invoker's disk: fetched once, verified before each run, unpacked afresh for each environment.
+"""Bundles on the invoker's disk: fetched once, verified before each run, unpacked anew for each environment.
 
-A bundle's name is the SHA-256 of its zip file, so nothing but the content decides. The hash is taken when the
-zip arrives and again before anything is unpacked from it; for a warm environment, which reads nothing of the zip
-any more, it is taken again only if the file has been touched since. A zip that no longer matches is thrown away
-and fetched anew. Unpacking goes into a folder that is new and private, and stops at every limit that
-``check_zip`` has found declared.
+A bundle's name is the SHA-256 of its zip file, so only the content counts. The hash is computed when the zip
+arrives and again before it is unpacked. A warm environment no longer reads the zip, so for it the hash is
+computed again only if the file was touched since. A zip that no longer matches is deleted and fetched again.
+Bundles are unpacked into a new, private folder, up to the limits that ``check_zip`` has found declared.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from tracelake.domain.bundle_zip import MAX_BUNDLE_BYTES, BundleListing, check_zip
+from tracelake.domain.bundles import MAX_BUNDLE_BYTES, BundleListing, check_zip
 from tracelake.domain.errors import Invalid
-from tracelake.worker.lambda_.function_layer import open_to_readers
+from tracelake.worker.lambda_.function_program import open_to_readers
 
 MAX_CACHED_BYTES = 1024 * 1024 * 1024
 
-Fetch = Callable[[str], AsyncIterator[bytes]]
+FetchBundle = Callable[[str], AsyncIterator[bytes]]
 _Mark = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """A zip file, open, whose content was just found to have the hash. What is unpacked is what was hashed:
-    the name may lead elsewhere by then."""
+    """An open zip file whose content was just found to have the hash. Unpacking reads this file and not the name,
+    which may lead elsewhere by then."""
 
     sha256: str
     file: BinaryIO
     listing: BundleListing
 
     def unpack(self, folder: Path) -> None:
-        """Into ``folder``, which must not exist. Files are readable by anyone, and by nobody changed."""
+        """Unpack into ``folder``, which must not exist. All users may read the files, none may change them."""
         folder.mkdir()
         self.file.seek(0)
         try:
@@ -61,6 +60,7 @@ def _unpack_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, root: Path, 
         target.mkdir(parents=True, exist_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL: a second entry of the same name, or a name that is a link, is refused.
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as out, archive.open(entry) as content:
         shutil.copyfileobj(content, out)
@@ -68,17 +68,19 @@ def _unpack_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, root: Path, 
 
 
 class BundleCache:
-    def __init__(self, folder: Path, fetch: Fetch) -> None:
+    def __init__(self, folder: Path, fetch: FetchBundle) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._fetch = fetch
         self._seen: dict[str, _Mark] = {}
         self._arriving: dict[str, asyncio.Lock] = {}
+        # Downloads that a killed invoker has left.
         for leftover in folder.glob(".*"):
             leftover.unlink()
 
     async def open(self, sha256: str) -> VerifiedBundle:
-        """Hashed just now. ``Invalid`` when the bytes are no bundle, or not the ones that were asked for."""
+        """Hash the zip and open it. Raises ``Invalid`` when the bytes are no bundle, or have another hash."""
+        # Those that ask for the same bundle share one download.
         async with self._arriving.setdefault(sha256, asyncio.Lock()):
             found = await self._hashed(sha256)
             if found is None:
@@ -89,7 +91,7 @@ class BundleCache:
             return found
 
     async def _hashed(self, sha256: str) -> VerifiedBundle | None:
-        """In a thread, which goes on when nobody waits any more; what it opens then is closed."""
+        """Hash in a thread, which goes on when the caller stops waiting; the file is then closed."""
         hashing = asyncio.ensure_future(asyncio.to_thread(self._open_cached, sha256))
         try:
             return await asyncio.shield(hashing)
@@ -111,6 +113,7 @@ class BundleCache:
         except FileNotFoundError:
             return None
         try:
+            # Before hashing: a change meanwhile then shows as one.
             mark = _marked(os.fstat(file.fileno()))
             if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                 bundle = VerifiedBundle(sha256, file, check_zip(file))
@@ -142,7 +145,7 @@ class BundleCache:
         self._make_room(sha256)
 
     def _make_room(self, kept: str) -> None:
-        """The zips that were fetched longest ago go first; they can be fetched again."""
+        """Delete the zips that were fetched longest ago; they can be fetched again."""
         files = sorted(self._folder.glob("*.zip"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         total = 0
         for path in files:

@@ -1,16 +1,16 @@
-"""How a function's end becomes its task's end.
+"""Turns the end of a function into the completion of its task.
 
-A function may complete its task itself; whatever is said here is then too late and refused, which is as it
-should be. For one that merely returns:
+A function may complete its task itself; the completion made here is then refused as too late, which is intended.
+For a function that merely returns:
 
     nothing, or {}              completed
     {"events": [...]}           completed with exactly these events
     {"outputs": [...]}          completed with these outputs
-    anything else               completed; what it was is noted in the attempt's log
+    anything else               completed; the value is noted in the attempt's log
 
-An output without storage is nothing but its events, so a function that said nothing about one, neither while it
-ran nor in its value, is taken to have done the task's whole scope. An exception, a failed start and a broken
-environment fail the attempt; the Dispatcher decides about another.
+An output without storage consists of its events alone, so a function that sent none for it, neither while it ran
+nor in its value, counts as having done the task's whole scope. An exception, a failed start and a broken
+environment fail the attempt; the Dispatcher decides about a retry.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tracelake.contracts.bundles import Invocation
 from tracelake.contracts.dispatcher_api import CompleteRequest, EventIn, Events, OutputIn
 from tracelake.worker.lambda_.runtime_api import Broken, Raised, Result, Returned
 
-_SAID = frozenset({"events", "outputs"})
+_RESULT_FIELDS = frozenset({"events", "outputs"})
 _MAX_MESSAGE = 16 * 1024
 _MAX_NOTE = 500
 _NO_STORAGE = "none"
 
 
-class Ending(NamedTuple):
+class FunctionEnding(NamedTuple):
     completion: CompleteRequest
     note: str | None = None
 
@@ -40,65 +40,59 @@ class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: list[OutputIn] = []
 
 
-def ending_of(task: Invocation, result: Result, *, emitted: bool) -> Ending:
+def ending_of(task: Invocation, result: Result, *, emitted: bool) -> FunctionEnding:
     """``emitted``: the function sent events of its own while it ran."""
     match result:
         case Returned(value):
             return _returned(task, value, emitted)
         case Raised(kind, message, at_start):
-            told = f"{kind}: {message}" if message else kind
-            return Ending(failed(task, f"the function could not be started: {told}" if at_start else told))
+            message = f"{kind}: {message}" if message else kind
+            return FunctionEnding(
+                failed(task, f"the function could not be started: {message}" if at_start else message)
+            )
         case Broken(reason):
-            return Ending(failed(task, reason, retryable=result.retryable))
+            return FunctionEnding(failed(task, reason, retryable=result.retryable))
 
 
 def failed(task: Invocation, message: str, *, retryable: bool = True) -> CompleteRequest:
-    return CompleteRequest(
-        task.task_id,
-        "Failed",
-        task.attempt,
-        task.lease_token,
-        error_message=message[:_MAX_MESSAGE],
-        retryable=retryable,
-    )
+    return CompleteRequest.of(task, "Failed", message[:_MAX_MESSAGE], retryable=retryable)
 
 
 def released(task: Invocation) -> CompleteRequest:
-    return CompleteRequest(task.task_id, "Released", task.attempt, task.lease_token)
+    return CompleteRequest.of(task, "Released")
 
 
-def _returned(task: Invocation, body: bytes, emitted: bool) -> Ending:
+def _returned(task: Invocation, body: bytes, emitted: bool) -> FunctionEnding:
     value = _parse(body)
-    if isinstance(value, dict) and value and value.keys() <= _SAID:
+    if isinstance(value, dict) and value and value.keys() <= _RESULT_FIELDS:
         try:
-            said = msgspec.convert(value, _Value)
+            result = msgspec.convert(value, _Value)
         except msgspec.ValidationError as error:
             why = f"the function's value can't be used: {error}"
-            return Ending(failed(task, why, retryable=False))
-        return Ending(_completed(task, said, emitted))
+            return FunctionEnding(failed(task, why, retryable=False))
+        return FunctionEnding(_completed(task, result, emitted))
     note = None
     if value not in (None, {}):
         shown = body[:_MAX_NOTE].decode("utf-8", "replace")
-        note = f"the function returned {shown}{'…' if len(body) > _MAX_NOTE else ''}; nothing follows from it"
-    return Ending(_completed(task, _Value(), emitted), note)
+        note = f"the function returned {shown}{'…' if len(body) > _MAX_NOTE else ''}; the value is ignored"
+    return FunctionEnding(_completed(task, _Value(), emitted), note)
 
 
 def _parse(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body) if body.strip() else None
+    # The function chose these bytes: JSON may be nested deeper than a decoder goes.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body
 
 
-def _completed(task: Invocation, said: _Value, emitted: bool) -> CompleteRequest:
-    if said.events is None and not emitted:
-        named = {output.output_index for output in said.outputs}
+def _completed(task: Invocation, result: _Value, emitted: bool) -> CompleteRequest:
+    if result.events is None and not emitted:
+        named = {output.output_index for output in result.outputs}
         events = list(_own_scope(task, named))
     else:
-        events = [_addressed(task, event) for event in said.events or ()]
-    return CompleteRequest(
-        task.task_id, "Completed", task.attempt, task.lease_token, outputs=said.outputs, events=events
-    )
+        events = [_addressed(task, event) for event in result.events or ()]
+    return CompleteRequest.of(task, "Completed", outputs=result.outputs, events=events)
 
 
 def _addressed(task: Invocation, event: EventIn) -> EventIn:

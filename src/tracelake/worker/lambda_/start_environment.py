@@ -1,6 +1,6 @@
-"""A new function environment: the bundle is verified and unpacked, then its runtime started in a sandbox.
+"""Starts a function environment: verifies and unpacks the bundle, then runs the runtime in a sandbox.
 
-There is no other way in this package to start a function, so none ever runs outside of a sandbox.
+This package has no other way to start a function, so none ever runs outside of a sandbox.
 """
 
 from __future__ import annotations
@@ -11,25 +11,32 @@ from pathlib import Path
 from uuid import uuid4
 
 from tracelake.contracts.bundles import NOOP_FUNCTION
-from tracelake.domain.bundle_entrypoint import BundleKind, find_entrypoint
+from tracelake.contracts.headers import CAPABILITY_HEADER
+from tracelake.domain.bundles import BundleKind, find_entrypoint
 from tracelake.domain.errors import Conflict, Forbidden, Unauthenticated
+from tracelake.sandbox.bubblewrap import SandboxedProcess
+from tracelake.sandbox.gateway import Gateway
+from tracelake.sandbox.layout import SandboxLimits, SandboxSpec
+from tracelake.sandbox.sandbox import Sandbox
+from tracelake.serving.small_http import ServedRequest
 from tracelake.trees import remove_if_possible
 from tracelake.worker.lambda_.bundle_cache import BundleCache, VerifiedBundle
-from tracelake.worker.lambda_.environment import Environment, Surroundings
-from tracelake.worker.lambda_.function_layer import add_builtin, add_node_client
-from tracelake.worker.lambda_.function_output import FunctionOutput
-from tracelake.worker.lambda_.function_program import API_PORT, FunctionIdentity, program_for
+from tracelake.worker.lambda_.environment import Environment, EnvironmentParts, FunctionOutput
+from tracelake.worker.lambda_.function_program import (
+    API_PORT,
+    FunctionIdentity,
+    add_builtin,
+    add_node_client,
+    program_for,
+)
 from tracelake.worker.lambda_.runtime_api import RuntimeApi
-from tracelake.worker.sandbox import Sandbox, SandboxedProcess, SandboxLimits, SandboxSpec
-from tracelake.worker.sandbox.gateway import Gateway, GatewayRequest
-from tracelake.worker.sandbox.gateway_messages import CAPABILITY_HEADER
 
 _CPUS = 1.0
-"""A function may not have the whole machine, whatever the machine has."""
+"""The share of the machine that one function may use, however large the machine is."""
 
 
 class EnvironmentStarter:
-    """``layer`` is what ``function_layer`` has built; environments live in folders below ``folder``."""
+    """``layer`` is the folder that ``build_layer`` has filled; environments live in folders below ``folder``."""
 
     def __init__(
         self,
@@ -47,7 +54,7 @@ class EnvironmentStarter:
         self._folder = folder
         self._internal_url = internal_url
         self._query_url = query_url
-        # Names in it are never given twice, so what can't be removed is in nobody's way.
+        # Names in it are never reused, so leftovers that can't be removed do no harm.
         remove_if_possible(folder)
         folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -70,7 +77,7 @@ class EnvironmentStarter:
 
     async def _prepare(self, function: FunctionIdentity, code: Path) -> BundleKind:
         if function.bundle == NOOP_FUNCTION:
-            add_builtin("noop", code)
+            add_builtin(NOOP_FUNCTION, code)
             return "python"
         bundle = await self._bundles.open(function.bundle)
         try:
@@ -104,34 +111,34 @@ class EnvironmentStarter:
         self, function: FunctionIdentity, folder: Path, output: FunctionOutput, process: SandboxedProcess
     ) -> Environment:
         api = RuntimeApi()
-        spoke: set[str] = set()
+        called: set[str] = set()
         gateway = Gateway(
             dispatcher_url=self._internal_url,
             query_url=self._query_url,
             runtime=api.handle,
-            admit=admission(api, spoke),
+            admit=admission(api, called),
         )
         try:
             await gateway.listen(process.listeners[0])
         except BaseException:
             await gateway.close()
             raise
-        return Environment(function, Surroundings(folder, process, api, output, gateway.close, spoke))
+        return Environment(function, EnvironmentParts(folder, process, api, output, gateway.close, called))
 
 
-def admission(api: RuntimeApi, spoke: set[str]) -> Callable[[GatewayRequest], None]:
-    """Who may speak through an environment's gateway: the function that has an event, with the token of that
-    attempt and no other. What it spoke of is noted in ``spoke``."""
+def admission(api: RuntimeApi, called: set[str]) -> Callable[[ServedRequest], None]:
+    """Checks requests to an environment's gateway: only the function that has an event may call, with the token
+    of that attempt and no other. Its calls are recorded in ``called``."""
 
-    def admit(request: GatewayRequest) -> None:
+    def admit(request: ServedRequest) -> None:
         if not api.busy:
             raise Conflict("NoInvocation", "no invocation is under way")
-        presented = request.headers.get(CAPABILITY_HEADER, "")
+        presented = request.headers.get(CAPABILITY_HEADER.lower(), "")
         if not presented:
             raise Unauthenticated("CapabilityMissing", f"{CAPABILITY_HEADER} is missing")
         if api.token is None or not api.token.is_own(presented):
             raise Forbidden("NotYourTask", "the token isn't that of the attempt that runs here")
-        spoke.add(request.path.rpartition("/")[2])
+        called.add(request.path.rpartition("/")[2])
 
     return admit
 

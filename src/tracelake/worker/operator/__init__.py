@@ -1,1 +1,1 @@
-"""Inside an operator process: one attempt after another, spoken for by the wrapper."""
+"""Inside an operator process: one attempt after another; the wrapper calls the Dispatcher on its behalf."""

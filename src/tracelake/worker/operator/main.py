@@ -1,9 +1,17 @@
-"""The life of an operator process: one attempt after another, each told to run by the wrapper.
+"""The life of an operator process: it runs one attempt after another, as the wrapper orders.
 
-The main thread runs operators. A reader thread listens all the while, so that a cancel, a pause or a fresh token
-arrives in the middle of a computation; when the wrapper is gone, it ends the process, for nobody is left to
-report to. Whatever an operator does, raises or leaves behind, the wrapper hears ``Finished`` and why, or sees
-the process end.
+The main thread runs operators. A reader thread receives messages all the while, so that a cancel, a pause or a
+fresh token arrives in the middle of a computation; when the wrapper is gone, it ends the process, since nothing
+can be reported any more. However an operator ends, the wrapper receives ``Finished`` and a reason, or sees the
+process end.
+
+An exception becomes one short text for the task's row. It may have no message, one of megabytes or one with
+characters that no database accepts, and its ``__str__`` may itself raise. Values of the attempt's secrets are
+removed.
+
+A process with leftovers of an operator, children or threads that run code, isn't used again: they would write
+into the next attempt's log and hold its memory. Threads of Spark's client and idle pool threads don't count; they
+do nothing by themselves.
 """
 
 from __future__ import annotations
@@ -12,9 +20,11 @@ import logging
 import os
 import queue
 import socket
+import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,12 +43,10 @@ from tracelake.contracts.operator_protocol import (
     SparkTarget,
     Token,
 )
-from tracelake.domain.errors import BadRequest, Forbidden, Invalid, TooLarge
+from tracelake.domain.errors import BadRequest, Forbidden, Invalid, TooLarge, TracelakeError
 from tracelake.operators.context import Context
-from tracelake.operators.registry import Registry
-from tracelake.worker.operator import left_behind
-from tracelake.worker.operator.attempt_link import AttemptLink
-from tracelake.worker.operator.attempt_stage import Stage, lead_nowhere
+from tracelake.operators.registry import Registry, declared_spec
+from tracelake.worker.operator.attempt import AttemptLink, AttemptSetup, lead_nowhere
 from tracelake.worker.operator.channel import (
     ChannelBroken,
     ChannelClosed,
@@ -48,13 +56,16 @@ from tracelake.worker.operator.channel import (
     read_frame,
     write_frame,
 )
-from tracelake.worker.operator.failure_text import failure_text, holds_secrets
 
 GONE = 70
 """The exit status of a process whose wrapper is gone in the middle of an attempt."""
-
 _FUTILE = (Invalid, BadRequest, Forbidden, TooLarge)
-"""Errors that trying again won't change."""
+"""Errors that a retry won't change."""
+MAX_FAILURE_BYTES = 4096
+_SHORTEST_SECRET = 4
+_HARMLESS = frozenset(
+    {"threading", "queue", "concurrent", "multiprocessing", "weakref", "grpc", "pyspark", "tracelake"}
+)
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +77,9 @@ def serve(
     work_folder: Path | None = None,
     spark: SparkTarget | None = None,
 ) -> None:
-    """Until the wrapper closes the channel. ``spark`` is connected to before the first attempt asks for it."""
+    """Serve until the wrapper closes the channel. Connects to ``spark`` before the first attempt asks for it."""
     lead_nowhere()
-    stage = Stage(work_folder or Path(tempfile.gettempdir()))
+    stage = AttemptSetup(work_folder or Path(tempfile.gettempdir()))
     if spark is not None:
         _warm_up(spark)
     process = _Process(channel)
@@ -78,14 +89,14 @@ def serve(
     while (job := process.next_run()) is not None:
         run, log, link = job
         runs += 1
-        threads = left_behind.thread_idents()
+        threads = thread_idents()
         finished = _attempt(run, log, link, registry, stage)
-        if left_behind.children_are_left() or left_behind.threads_are_left(threads) or runs >= MAX_RUNS:
+        if children_are_left() or threads_are_left(threads) or runs >= MAX_RUNS:
             finished = msgspec.structs.replace(finished, reusable=False)
         if not finished.reusable:
             stage.close()
         elif link.holds_spark:
-            # Nobody waits for a session to be closed.
+            # In the background: no caller waits for a session to be closed.
             finished = msgspec.structs.replace(finished, tidying=True)
         process.finish(link, finished)
         link.end_spark()
@@ -122,7 +133,7 @@ class _Process:
         try:
             self.send(finished)
         except Exception as error:
-            # What was reported can't be put into a message: that is the operator's failure as well.
+            # A result that can't be put into a message is the operator's failure too.
             text = failure_text(error, {})
             self.send(Finished(status="Failed", error_message=text, retryable=False, reusable=False))
 
@@ -156,11 +167,11 @@ class _Process:
         close_descriptors(descriptors)
 
 
-def _attempt(run: Run, log: int, link: AttemptLink, registry: Registry, stage: Stage) -> Finished:
-    """One attempt in its own surroundings; never raises."""
+def _attempt(run: Run, log: int, link: AttemptLink, registry: Registry, stage: AttemptSetup) -> Finished:
+    """Run one attempt in its own surroundings; never raises."""
     if run.version != VERSION:
         os.close(log)
-        why = f"this operator process speaks version {VERSION} of the protocol, its wrapper {run.version}"
+        why = f"this operator process uses version {VERSION} of the protocol, its wrapper {run.version}"
         return Finished(status="Failed", error_message=why, reusable=False)
     try:
         with stage.attempt(run.environment, log):
@@ -177,17 +188,20 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
             run.task,
             link,
             state=run.state,
-            data_dsn=run.data_dsn,
+            data_ticket_dsn=run.data_ticket_dsn,
             rpc_pool=run.rpc_pool,
             rpc_pools=run.rpc_pools,
         )
         link.on_spark_progress = ctx.spark_progress
+        if (spec := declared_spec(function)) is not None:
+            spec.check(run.task.config)
         if ctx.has_work:
             function(ctx)
         if link.canceled:
             return Finished(status="Canceled", reusable=False)
         outputs, events = ctx.finish()
     except BaseException as error:
+        # Printing may fail too: it calls methods of the operator's own exception.
         with suppress(BaseException):
             traceback.print_exc()
         return _failed(error, run, link)
@@ -200,7 +214,7 @@ def _run(run: Run, link: AttemptLink, registry: Registry) -> Finished:
 
 
 def _failed(error: BaseException, run: Run, link: AttemptLink) -> Finished:
-    """A process in which something went wrong is not used again."""
+    """A process in which something went wrong isn't used again."""
     return Finished(
         status="Canceled" if link.canceled else "Failed",
         error_message=failure_text(error, run.environment),
@@ -210,10 +224,85 @@ def _failed(error: BaseException, run: Run, link: AttemptLink) -> Finished:
 
 
 def _warm_up(spark: SparkTarget) -> None:
-    """Only a head start: an attempt that needs Spark connects again, and hears what is wrong."""
+    """Only a head start: an attempt that needs Spark connects again, and gets the error."""
     from tracelake.worker.spark import session as spark_session
 
     try:
         spark_session.open_session(spark)
     except Exception as error:
         _log.warning("no connection to Spark yet: %s", error)
+
+
+def failure_text(error: BaseException, environment: Mapping[str, str]) -> str:
+    name = error.reason if isinstance(error, TracelakeError) else type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"SystemExit: the operator called exit({error.code!r}) instead of returning"[
+            :MAX_FAILURE_BYTES
+        ]
+    try:
+        message = str(error).strip()
+    except Exception as worse:
+        message = f"(its message can't be shown: {type(worse).__name__})"
+    text = f"{name}: {message}" if message else f"{name} without a message"
+    for value in _secrets(environment):
+        text = text.replace(value, "…")
+    return _bounded(text)
+
+
+def holds_secrets(environment: Mapping[str, str]) -> bool:
+    """Whether the attempt was given more than the platform's own variables."""
+    return any(not name.startswith("TRACE_") for name in environment)
+
+
+def _secrets(environment: Mapping[str, str]) -> list[str]:
+    """The longest first, since one may be part of another."""
+    values = {
+        value
+        for name, value in environment.items()
+        if (not name.startswith("TRACE_") or name.endswith("_TOKEN")) and len(value) >= _SHORTEST_SECRET
+    }
+    return sorted(values, key=len, reverse=True)
+
+
+def _bounded(text: str) -> str:
+    encoded = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
+    if len(encoded) <= MAX_FAILURE_BYTES:
+        return encoded.decode()
+    # The ellipsis has three bytes.
+    return encoded[: MAX_FAILURE_BYTES - 3].decode("utf-8", "ignore") + "…"
+
+
+def children_are_left() -> bool:
+    """Whether there are children, or adopted grandchildren. Ended ones are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def threads_are_left(before: set[int]) -> bool:
+    """Whether there are more threads than before the attempt."""
+    # It only waits now, but will run the operator's code later.
+    if any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
+        return True
+    return any(
+        _runs_foreign_code(ident) for ident in thread_idents() - before if ident != threading.get_ident()
+    )
+
+
+def thread_idents() -> set[int]:
+    """The identities of all threads that run Python."""
+    # Also those that `threading` doesn't know.
+    return set(sys._current_frames())
+
+
+def _runs_foreign_code(ident: int) -> bool:
+    frame = sys._current_frames().get(ident)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _HARMLESS:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,7 +1,7 @@
-"""Spark's Python daemon with imports done: the workers that it forks have them from their first moment.
+"""Spark's Python daemon with imports done, so that the workers that it forks have them from the start.
 
-Run by Spark as ``python -m tracelake.worker.spark.python_daemon`` (``spark.python.daemon.module``). The one
-thread that these imports start is an allocator's, made to be forked; a module that starts others has no place here.
+Spark runs it as ``python -m tracelake.worker.spark.python_daemon`` (``spark.python.daemon.module``). The one
+thread that these imports start is an allocator's, made to be forked; modules that start others don't belong here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ USUAL = (
     "pandas",
     "pyarrow.compute",
     "pyarrow.parquet",
-    "tracelake.operators.evm_ingest.write_cell",
-    "tracelake.operators.spark_cells",
+    "tracelake.operators.evm_ingest",
+    "tracelake.operators.cells",
 )
 
 
 def main() -> None:
     # Spark has daemons for its planner too, which fork once or twice in a query.
     for module in USUAL if sys.argv[1:] == [EXECUTOR] else ():
-        # Whatever is wrong with it is told to whoever uses it.
+        # The code that uses the module reports what is wrong with it.
         with suppress(Exception):
             importlib.import_module(module)
     manager()

@@ -1,6 +1,6 @@
-"""A Spark that somebody else runs, behind an ``sc://`` address: checked, never started or stopped.
+"""A Spark that is run by others, behind an ``sc://`` address: checked, never started or stopped.
 
-It has the surface of an embedded one. When it can't be reached for a while, its generation is lost and the
+It has the interface of an embedded one. When it can't be reached for a while, its generation is lost and the
 attempts on it fail; once it answers again, a new generation begins.
 """
 
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 
 from tracelake.contracts.operator_protocol import SparkTarget
 from tracelake.domain.errors import TracelakeError, Unavailable
-from tracelake.secret import Secret
-from tracelake.worker.spark.interrupt import interrupt_attempt
-from tracelake.worker.spark.pulse import EVERY, Pulse
-from tracelake.worker.spark.rpc import SparkRpc
+from tracelake.settings import Secret
+from tracelake.worker.spark.connect import PROBE_SECONDS, HealthProbe, SparkRpc, interrupt_attempt
 
 _log = logging.getLogger(__name__)
 
@@ -46,15 +44,16 @@ class RemoteSpark:
         return None
 
     async def grant(self, places: Sequence[str]) -> None:
-        """What it sees is up to whoever runs it."""
+        """Access to files is up to the operators of that server."""
 
     async def withdraw(self, places: Sequence[str], *, force: bool = False) -> list[str]:
         return []
 
     async def start(self) -> None:
-        """A wrong token is an error now, not in every task."""
+        """Check the connection, so that a wrong token is an error now and not in every task."""
         await self._rpc.version(_ANSWERS_WITHIN)
         self._generation += 1
+        # A new one for each generation: a caller that waits for the end of the last one keeps that.
         self._gone = asyncio.Event()
         self._serving.set()
 
@@ -77,24 +76,25 @@ class RemoteSpark:
         while True:
             try:
                 if self._serving.is_set():
-                    reason = await Pulse(self._rpc, self._hangs_after).stops()
+                    reason = await HealthProbe(self._rpc, self._hangs_after).stops()
                     _log.warning("remote Spark is lost: %s", reason)
                     self._lose()
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(PROBE_SECONDS)
                 await self.start()
             except TracelakeError as error:
                 _log.debug("remote Spark is still away: %s", error)
             except Exception:
                 _log.exception("the watch over the remote Spark failed, and goes on")
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(PROBE_SECONDS)
 
     async def interrupt(self, task_id: str, attempt: int, epoch: int) -> None:
         while not await interrupt_attempt(self._rpc, task_id, attempt, epoch):
             if not self._serving.is_set():
-                # It ends work by itself whose client is gone; when, is a setting of that server.
+                # It ends the work of a client that is gone by itself, after a time that is a setting of that
+                # server.
                 _log.warning("Spark did not confirm the end of task %s, attempt %d", task_id, attempt)
                 return
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(PROBE_SECONDS)
 
     async def stop(self) -> None:
         self._lose()

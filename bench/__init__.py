@@ -1,0 +1,1 @@
+"""Benchmarks, each started by ``python -m bench.NAME``; the README describes them."""

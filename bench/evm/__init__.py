@@ -1,0 +1,1 @@
+"""Benchmarks of single functions of ``tracelake.evm``."""

@@ -1,0 +1,1 @@
+"""Examples: DAGs, operators and functions to start from, and the demo."""

@@ -1,0 +1,1 @@
+"""Custom operators, each with its test."""

@@ -1,0 +1,335 @@
+"""``tracelake status``: shows on one screen how the stack is doing.
+
+The chains come first, with the progress that their followers report; then jobs, tasks, datasets and buffers; at the
+end everything that needs attention, each with the command to continue with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tracelake.cli.show import cell, counted, pairs, print_heading, print_json, print_table, scope
+from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+
+if TYPE_CHECKING:
+    from tracelake.client import Client
+    from tracelake.contracts.buffers import BufferPage, BufferSummary
+    from tracelake.contracts.user_api import (
+        DagPage,
+        DagSummary,
+        DatasetPage,
+        FailedDeliveries,
+        FailedDelivery,
+        TaskPage,
+        TaskSummary,
+    )
+
+# The largest page of the API: the command asks once for each list.
+_COUNTED = 1000
+_SHOWN = 10
+_GENERATIONS = 20
+_REPORTED = ("head", "tip", "lag", "finalized", "reorgs", "deepest_reorg", "blocks_per_second", "eta_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Pages of the API; of each state at most one page is counted."""
+
+    now: datetime
+    dags: DagPage
+    chains: list[dict[str, object]]
+    queued: TaskPage
+    running: TaskPage
+    failed: TaskPage
+    datasets: DatasetPage
+    buffers: BufferPage
+    undelivered: FailedDeliveries
+
+
+def status(
+    url: UrlOption = None, token: TokenOption = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """Show on one screen how the stack is doing, and what needs attention.
+
+    Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
+    paused them; running and failed tasks; the datasets' cursors; dead letters of buffered datasets;
+    deliveries that were given up.
+
+    Examples:
+
+        tracelake status
+
+        tracelake status --json
+    """
+    with connect(url, token, home) as client:
+        # The stack's own clock: ages are counted from times that it wrote.
+        now = client.check_ready() or datetime.now(UTC)
+        found = _look(client, now)
+    if as_json:
+        print_json({"url": client.url, "jobs": job_rows(found), **_lists(found)})
+        return
+    typer.echo(f"{client.url} is ready")
+    print_chains(found.chains)
+    _print_jobs(found)
+    _print_running(found)
+    _print_datasets(found)
+    print_failed(found.failed.tasks)
+    print_dead_letters(found.buffers.buffers)
+    print_undelivered(found.undelivered.failed)
+
+
+def _look(client: Client, now: datetime) -> Overview:
+    dags = client.dags(limit=_COUNTED)
+    return Overview(
+        now=now,
+        dags=dags,
+        chains=look_at_chains(client, dags.dags),
+        queued=client.tasks(status="Queued", limit=_COUNTED),
+        running=client.tasks(status="Running", limit=_COUNTED),
+        failed=client.tasks(status="Failed", limit=_COUNTED),
+        datasets=client.datasets(limit=_COUNTED),
+        buffers=client.buffers(),
+        undelivered=client.failed_deliveries(limit=_COUNTED),
+    )
+
+
+def job_rows(found: Overview) -> list[dict[str, object]]:
+    """One row per active job, and one per retired job that still has tasks to show."""
+    pages = {"queued": found.queued, "running": found.running, "failed": found.failed}
+    counts = {
+        state: Counter((task.dag_name, task.job) for task in page.tasks) for state, page in pages.items()
+    }
+    active = {(dag.dag_name, job.name): job for dag in found.dags.dags for job in dag.jobs}
+    retired = {key for count in counts.values() for key in count} - set(active)
+    # Lists are newest first, so the last one of a job is its oldest, if the list is whole.
+    seen = found.queued.tasks if found.queued.next is None else []
+    oldest = {(task.dag_name, task.job): task.ready_at for task in seen}
+    rows: list[dict[str, object]] = []
+    for key in [*active, *sorted(retired)]:
+        job = active.get(key)
+        state = "retired" if job is None else "paused" if job.paused else "active"
+        rows.append(
+            {
+                "dag_name": key[0],
+                "job": key[1],
+                "operator": job.operator if job else None,
+                "runtime": job.runtime if job else None,
+                "state": state,
+                "paused_by": job.paused_by if job else None,
+                "paused_at": job.paused_at if job else None,
+                "pause_causes": job.pause_causes if job else [],
+                **{name: count[key] for name, count in counts.items()},
+                "oldest_queued_seconds": _age(found.now, oldest.get(key)),
+            }
+        )
+    return rows
+
+
+def _age(now: datetime, since: datetime | None) -> float | None:
+    return max(0.0, (now - since).total_seconds()) if since is not None else None
+
+
+def _lists(found: Overview) -> dict[str, object]:
+    return {
+        "chains": found.chains,
+        "running": found.running.tasks,
+        "failed": found.failed.tasks,
+        "datasets": found.datasets.datasets,
+        "buffers": found.buffers.buffers,
+        "undelivered": found.undelivered.failed,
+        "complete": all(page.next is None for page in (found.queued, found.running, found.failed)),
+    }
+
+
+def _print_jobs(found: Overview) -> None:
+    rows = job_rows(found)
+    if not rows:
+        typer.echo("no DAG is deployed: tracelake deploy FILE")
+        return
+    print_heading("jobs")
+    print_table(
+        ("JOB", "OPERATOR", "RUNTIME", "STATE", "QUEUED", "OLDEST", "RUNNING", "FAILED"),
+        [
+            (
+                f"{row['dag_name']}/{row['job']}",
+                *(row[name] for name in ("operator", "runtime", "state", "queued")),
+                _seconds(row["oldest_queued_seconds"]),
+                *(row[name] for name in ("running", "failed")),
+            )
+            for row in rows
+        ],
+        indent=2,
+    )
+    for row in rows:
+        if row["state"] == "paused":
+            name = f"{row['dag_name']}/{row['job']}"
+            by = f" by {cell(row['paused_by'])} at {cell(row['paused_at'])}" if row["paused_by"] else ""
+            causes = row["pause_causes"]
+            others = [cause for cause in causes if cause != "person"] if isinstance(causes, list) else []
+            why = f" (cause: {', '.join(map(cell, others))})" if others else ""
+            typer.echo(f"  {name} is paused{by}{why}: tracelake resume {name}")
+    pages = {"queued": found.queued, "running": found.running, "failed": found.failed}
+    if cut := [name for name, page in pages.items() if page.next is not None]:
+        typer.echo(f"  there are more than {_COUNTED:,} {' and '.join(cut)}: only the newest are counted")
+
+
+def _seconds(value: object) -> str | None:
+    return f"{value:,.0f} s" if isinstance(value, float) else None
+
+
+def _print_running(found: Overview) -> None:
+    """Print running tasks without sources: those always run, and a follower is shown as a chain already."""
+    running = [task for task in found.running.tasks if task.kind != "source"]
+    if not running:
+        return
+    print_heading("running")
+    print_table(
+        ("TASK", "JOB", "SCOPE", "ATTEMPT", "WORKER", "PROGRESS"),
+        [
+            (
+                each.task_id,
+                f"{each.dag_name}/{each.job}",
+                scope(each.start, each.end),
+                each.attempt,
+                each.worker_id,
+                pairs(each.progress),
+            )
+            for each in running[:_SHOWN]
+        ],
+        indent=2,
+    )
+    if len(running) > _SHOWN:
+        typer.echo(f"  and {len(running) - _SHOWN} more: tracelake tasks --status running")
+
+
+def _print_datasets(found: Overview) -> None:
+    published = [each for each in found.datasets.datasets if each.dataset is not None]
+    if not published:
+        return
+    print_heading("datasets")
+    print_table(
+        ("DATASET", "STORAGE", "REVISION", "CURSOR"),
+        [(each.dataset, each.storage, each.revision, each.cursor) for each in published[:_SHOWN]],
+        indent=2,
+    )
+    if len(published) > _SHOWN:
+        typer.echo(f"  and {len(published) - _SHOWN} more: tracelake datasets")
+
+
+def look_at_chains(client: Client, dags: Iterable[DagSummary]) -> list[dict[str, object]]:
+    """One row per active follower. ``tip`` is the last block in the tables, ``lag`` the number of blocks that the
+    chain has beyond it. Values of a follower that doesn't run are old."""
+    from tracelake.domain.operators.catalog import CATALOG
+
+    followers = {spec.name for spec in CATALOG.values() if spec.reports_chain_progress}
+    rows = []
+    for dag in dags:
+        for job in dag.jobs:
+            if job.operator in followers:
+                # One task per generation of the job; those of retired ones are canceled.
+                tasks = client.tasks(dag=dag.dag_name, job=job.name, limit=_GENERATIONS).tasks
+                task = next((each for each in tasks if each.status != "Canceled"), None)
+                rows.append({"dag_name": dag.dag_name, "job": job.name, **_follower(task)})
+    return rows
+
+
+def _follower(task: TaskSummary | None) -> dict[str, object]:
+    reported: Mapping[str, Any] = (task.progress if task else None) or {}
+    state = "stopped" if task is None else task.status.lower()
+    if task is not None and task.status == "Running":
+        state = str(reported.get("problem") or reported.get("message") or "starting")
+    elif task is not None and task.error_message:
+        state = f"{state}: {task.error_message}"
+    return {
+        "task_id": task.task_id if task else None,
+        "running": task is not None and task.status == "Running",
+        "state": state,
+        **{name: reported.get(name) for name in _REPORTED},
+    }
+
+
+def print_chains(rows: list[dict[str, object]]) -> None:
+    if not rows:
+        return
+    print_heading("chains")
+    print_table(
+        ("FOLLOWER", "HEAD", "IN TABLES", "LAG", "FINAL", "REORGS", "STATE"),
+        [
+            (
+                f"{row['dag_name']}/{row['job']}",
+                row["head"],
+                row["tip"],
+                _lag(row),
+                row["finalized"],
+                _reorgs(row),
+                row["state"],
+            )
+            for row in rows
+        ],
+        indent=2,
+    )
+    if idle := [row for row in rows if not row["running"] and row["task_id"] is not None]:
+        names = ", ".join(f"{row['dag_name']}/{row['job']}" for row in idle)
+        typer.echo(f"  {names} doesn't run: tracelake task show {cell(idle[0]['task_id'])} says why")
+
+
+def _lag(row: Mapping[str, object]) -> str | None:
+    lag, eta = row["lag"], row["eta_seconds"]
+    if not isinstance(lag, int):
+        return None
+    caught_up = f", {eta:.0f} s left" if isinstance(eta, int | float) else ""
+    return counted(lag, "block") + caught_up
+
+
+def _reorgs(row: Mapping[str, object]) -> str | None:
+    reorgs, deepest = row["reorgs"], row["deepest_reorg"]
+    if not isinstance(reorgs, int):
+        return None
+    return f"{reorgs} (deepest {deepest})" if reorgs else "0"
+
+
+def print_failed(tasks: Sequence[TaskSummary]) -> None:
+    if not tasks:
+        return
+    print_heading("failed")
+    print_table(
+        ("TASK", "JOB", "SCOPE", "ENDED", "ERROR"),
+        [
+            (
+                each.task_id,
+                f"{each.dag_name}/{each.job}",
+                scope(each.start, each.end),
+                each.ended_at,
+                each.error_message,
+            )
+            for each in tasks[:_SHOWN]
+        ],
+        indent=2,
+    )
+    typer.echo("  next: tracelake task show TASK, tracelake explain TASK, tracelake retry TASK")
+
+
+def print_dead_letters(buffers: Iterable[BufferSummary]) -> None:
+    dead = [each for each in buffers if each.dead_letters]
+    if not dead:
+        return
+    print_heading("dead letters")
+    for each in dead:
+        name = each.dataset if each.published else each.dataset_uuid
+        typer.echo(f"  {counted(each.dead_letters, 'dead letter')} of {each.dataset}")
+        typer.echo(f"  next: tracelake buffers show {name}")
+
+
+def print_undelivered(failed: Sequence[FailedDelivery]) -> None:
+    if not failed:
+        return
+    print_heading("given up deliveries")
+    for each in failed[:_SHOWN]:
+        typer.echo(f"  {each.outbox_id}  {each.kind} to {each.runtime}: {cell(each.last_error)}")
+    typer.echo("  next: tracelake outbox replay")

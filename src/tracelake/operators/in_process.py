@@ -1,0 +1,126 @@
+"""``noop``, ``range_splitter`` and ``range_aggregator``: operators that the Dispatcher runs in its own process.
+
+``noop`` does nothing and announces its scope; workers can run it too. The other two are pure arithmetic over the
+scope that the claim froze. Chunks and ranges lie on a grid, so a block is always in the same one, and repeated
+requests make nothing twice.
+
+``range_aggregator`` announces a range once its last block is final by ``finality``: ``latest`` (the cursor
+itself), a number of blocks behind the cursor, or ``finalized`` (the block that the source reports as final; a
+source that reports none counts as final up to its cursor). After an invalidation it announces the ranges that it
+touches again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from tracelake.contracts.dispatcher_api import EventIn, PayloadInput, PayloadOutput, TaskPayload
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.errors import Invalid
+from tracelake.domain.events import MAX_TASK_EVENTS
+from tracelake.domain.operators.in_process import (
+    NOOP_SPEC,
+    RANGE_AGGREGATOR,
+    RANGE_SPLITTER,
+    RangeAggregatorSettings,
+)
+from tracelake.operators.context import Context
+from tracelake.operators.registry import operator
+from tracelake.tables.scope import scope_of_task
+
+
+@operator(NOOP_SPEC.name)
+def noop(ctx: Context) -> None:
+    """Reports outputs with files or rows as empty; the event of an output without storage is implied."""
+    for output in ctx.outputs:
+        if output.storage != "none" and ctx.scope is not None and ctx.scope.blocks is not None:
+            output.write_nothing()
+
+
+def announce_scope(task: TaskPayload) -> Iterator[EventIn]:
+    """One event per output, with the task's own scope."""
+    scope = scope_of_task(task)
+    if scope is None:
+        return
+    for output in task.outputs:
+        event = scope.announced_by(output)
+        if event is not None:
+            yield event
+
+
+def split_range(task: TaskPayload, most: int = MAX_TASK_EVENTS) -> Iterator[EventIn]:
+    """Refused before the first event when there would be more than ``most``."""
+    size = RANGE_SPLITTER.read(task.config).chunk_size
+    [output] = task.outputs
+    scope = task.inputs[0]
+    if not (isinstance(scope.start, int) and isinstance(scope.end, int)):
+        raise Invalid("InvalidScope", "range_splitter needs a block range: run it PerPartition")
+    # Counted instead of made: a small chunk_size may ask for more events than fit into memory.
+    chunks = scope.end // size - scope.start // size + 1
+    if chunks > most:
+        raise Invalid(
+            "TooManyChunks",
+            f"blocks {scope.start:,} to {scope.end:,} are {chunks:,} chunks of {size:,} blocks, and one attempt "
+            f"may announce {most:,}: ask for a smaller range, or set a larger chunk_size",
+        )
+    return _chunks(output, BlockRange(scope.start, scope.end), size)
+
+
+def _chunks(output: PayloadOutput, scope: BlockRange, size: int) -> Iterator[EventIn]:
+    for chunk in scope.split_on_grid(size):
+        yield EventIn(output.dataset_uuid, output.dataset_version, start=chunk.start, end=chunk.end)
+
+
+def aggregate_ranges(
+    task: TaskPayload, announced_upto: int | None, most: int = MAX_TASK_EVENTS
+) -> Iterator[EventIn]:
+    """``announced_upto`` is the last block of the last range that this job has announced. Refused before the first
+    event when there would be more than ``most``."""
+    config = RANGE_AGGREGATOR.read(task.config)
+    size = config.range_size
+    [output] = task.outputs
+    read = task.inputs[0]
+    final = _final(read, config.finality)
+    start = _first_range(config, read, announced_upto)
+    # Only whole ranges are announced, so the division rounds down.
+    ranges = max(0, final - start + 1) // size
+    if ranges > most:
+        raise Invalid(
+            "TooManyRanges",
+            f"blocks {start:,} to {final:,} are {ranges:,} ranges of {size:,} blocks, and one attempt may announce "
+            f"{most:,}: set a larger range_size, or a later start_block",
+        )
+    return _ranges(output, start, final, size)
+
+
+def _ranges(output: PayloadOutput, start: int, final: int, size: int) -> Iterator[EventIn]:
+    while start + size - 1 <= final:
+        yield EventIn(output.dataset_uuid, output.dataset_version, start=start, end=start + size - 1)
+        start += size
+
+
+def _final(read: PayloadInput, finality: str | int) -> int:
+    if not isinstance(read.upto, int):
+        raise Invalid("InvalidScope", "range_aggregator needs a cursor: run it PerUpdate")
+    match finality:
+        case int(depth):
+            return read.upto - depth
+        case "finalized" if isinstance(read.finalized, int):
+            return min(read.upto, read.finalized)
+        case _:
+            return read.upto
+
+
+def _first_range(config: RangeAggregatorSettings, read: PayloadInput, announced_upto: int | None) -> int:
+    size = config.range_size
+    first = 0 if config.start_block is UNSET else config.start_block
+    # The first multiple of the size that isn't below start_block.
+    lowest = first + (-first % size)
+    start = lowest if announced_upto is None else max(lowest, announced_upto + 1)
+    if read.invalidation is not None:
+        # From the range that the invalidation begins in, even if it was announced before.
+        touched = read.invalidation.start - read.invalidation.start % size
+        start = max(lowest, min(start, touched))
+    return start + (-start % size)

@@ -1,1 +1,0 @@
-"""``integrity_check``: stored blocks against themselves and against the chain; what is wrong is taken back."""

@@ -1,1 +1,0 @@
-"""``parquet_compact``: final rows of hot tables as Parquet files, as an ingest would have written them."""

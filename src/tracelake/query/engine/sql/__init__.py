@@ -1,1 +1,0 @@
-"""Statements for the engine; names and values are put in quoted, never as they came."""

@@ -1,0 +1,63 @@
+"""Integers that no type of Arrow holds, such as a uint256: how they are stored, and the one column that SQL sees.
+
+In files such an integer is three columns, ``X_binary``, ``X_string`` and ``X_f64``; in a hot table it is one
+``numeric`` of more than 38 digits, which is read as decimal text. Whichever it is, a query sees one column ``X`` of
+the type BIGNUM beside the stored ones: a number without a limit, so that it compares, sums and sorts as one.
+
+``WIDE_INTEGER`` is the type of that column in a schema: decimal text by its storage, a number by its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from tracelake.evm.columns import UINT256_ARROW, UINT256_PARTS
+
+WIDE_INTEGER = pa.opaque(pa.string(), "bignum", "tracelake")
+_BINARY, _STRING, _ = UINT256_PARTS
+_LARGE = {pa.large_binary(): pa.binary(), pa.large_string(): pa.string()}
+
+
+def text_columns(stored: pa.Schema) -> Mapping[str, str]:
+    """For each integer that is stored in three columns its name and the column with its exact text. A column that
+    has the integer's name already stays what it is."""
+    types = {field.name: _LARGE.get(field.type, field.type) for field in stored}
+    # The engine ignores case in names.
+    taken = {name.lower() for name in types}
+    found = {}
+    for name in types:
+        base = name.removesuffix(_BINARY)
+        parts = [types.get(base + part) for part in UINT256_PARTS]
+        if base and base != name and base.lower() not in taken and parts == list(UINT256_ARROW):
+            found[base] = base + _STRING
+    return found
+
+
+def visible_columns(stored: pa.Schema) -> pa.Schema:
+    """The columns that SQL sees: each integer stands before its three columns."""
+    computed = text_columns(stored)
+    fields = []
+    for field in stored:
+        base = field.name.removesuffix(_BINARY)
+        if base != field.name and base in computed:
+            fields.append(pa.field(base, WIDE_INTEGER))
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def as_wide_integers(columns: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    """The same columns; those of ``names`` that are text are integers."""
+    wide = set(names)
+    return pa.schema(
+        [
+            pa.field(field.name, WIDE_INTEGER) if field.name in wide and field.type == pa.string() else field
+            for field in columns
+        ]
+    )
+
+
+def storage_of(kind: pa.DataType) -> pa.DataType:
+    """The type of the values as they are stored and sent."""
+    return kind.storage_type if kind == WIDE_INTEGER else kind

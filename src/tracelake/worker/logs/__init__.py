@@ -1,1 +1,0 @@
-"""What attempts and programs print, kept: without secrets, within bounds."""

@@ -1,0 +1,100 @@
+"""The screen of ``tracelake status``: what needs a hand is on it, with the command to go on with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import cast
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from tracelake.cli import status
+from tracelake.cli.main import app
+from tracelake.client import Client
+from tracelake.contracts.buffers import BufferPage, BufferSummary
+from tracelake.contracts.user_api import (
+    DagPage,
+    DagSummary,
+    DatasetPage,
+    FailedDeliveries,
+    JobSummary,
+    TaskPage,
+)
+
+NOW = datetime(2026, 11, 2, tzinfo=UTC)
+UUIDS = [UUID(int=number) for number in range(3)]
+
+
+def buffer(index: int, dead_letters: int, *, published: bool = True) -> BufferSummary:
+    return BufferSummary(
+        dataset=f"alerts_{index}",
+        dataset_uuid=UUIDS[index],
+        dag_name="dag",
+        published=published,
+        schema_hash="",
+        undelivered=0,
+        waiting=0,
+        in_flight=0,
+        oldest_age_seconds=None,
+        dead_letters=dead_letters,
+        position=None,
+        sink_task_id=None,
+        sink_status=None,
+    )
+
+
+def job(name: str, paused_by: str | None) -> JobSummary:
+    paused_at = NOW if paused_by else None
+    return JobSummary(
+        name, "reactive", None, "own", "ecs_python", "PerUpdate", "normal", True, paused_by, paused_at
+    )
+
+
+class Stack:
+    url = "http://127.0.0.1:1"
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def check_ready(self) -> datetime:
+        return NOW
+
+    def dags(self, *, limit: int) -> DagPage:
+        return DagPage([DagSummary("dag", 1, NOW, [job("quiet", None), job("named", "ann")])][:limit], None)
+
+    def tasks(self, **_: object) -> TaskPage:
+        return TaskPage([], None)
+
+    def datasets(self, **_: object) -> DatasetPage:
+        return DatasetPage([], None)
+
+    def buffers(self) -> BufferPage:
+        return BufferPage([buffer(0, 0), buffer(1, 1), buffer(2, 1200, published=False)])
+
+    def failed_deliveries(self, **_: object) -> FailedDeliveries:
+        return FailedDeliveries([])
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(status, "connect", lambda *_: cast(Client, Stack()))
+    shown = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200"}, catch_exceptions=False)
+    return [line.strip() for line in shown.stdout.splitlines()]
+
+
+def test_dead_letters_are_shown_with_the_command_that_shows_more(lines: list[str]) -> None:
+    begin = lines.index("dead letters")
+    assert lines[begin + 1 :] == [
+        "1 dead letter of alerts_1",
+        "next: tracelake buffers show alerts_1",
+        "1,200 dead letters of alerts_2",
+        f"next: tracelake buffers show {UUIDS[2]}",
+    ]
+
+
+def test_a_paused_job_is_told_with_who_paused_it_if_that_is_known(lines: list[str]) -> None:
+    assert "dag/quiet is paused: tracelake resume dag/quiet" in lines
+    assert any(line.startswith("dag/named is paused by ann at 2026-11-02") for line in lines)
