@@ -33,7 +33,7 @@ from tracelake.contracts.rpc_pool import EndpointConfig, PoolConfig
 from tracelake.domain.block_range import MAX_BLOCK
 from tracelake.domain.errors import Invalid
 from tracelake.evm.decode import decode
-from tracelake.evm.raw_block import ChainTable, RawBlock
+from tracelake.evm.raw_block import BlockMismatch, ChainTable, RawBlock
 from tracelake.evm.rpc.pool import Pool
 from tracelake.evm.schemas import TABLES
 from tracelake.hot.commit import HotStore
@@ -212,10 +212,14 @@ class Attempt:
         self.begun = False
 
     def settle(self, steps: int = 1000) -> None:
-        """Until it has nothing to do."""
+        """Until it has nothing to do. Blocks of an endpoint that the others contradict are asked for again, as
+        ``follow`` does it: whose blocks are fetched first depends on who answered first."""
         for _ in range(steps):
-            if self.step() > 0:
-                return
+            try:
+                if self.step() > 0:
+                    return
+            except BlockMismatch:
+                self.follower.tables.drop_staged()
         raise AssertionError("it never came to rest")
 
 
