@@ -17,7 +17,7 @@ from enum import StrEnum
 WEBHOOK_ID = "webhook-id"
 WEBHOOK_TIMESTAMP = "webhook-timestamp"
 WEBHOOK_SIGNATURE = "webhook-signature"
-SECRET_PREFIX = "whsec_"
+WHSEC = "whsec_"
 TOLERANCE_SECONDS = 300
 MIN_KEY_BYTES = 16
 """The specification asks for 24 to 64 bytes; shorter keys are met, and below this one is a password."""
@@ -39,19 +39,19 @@ class Verdict(StrEnum):
 def decode_secret(text: str) -> bytes:
     """The key of a secret as people paste it: ``whsec_`` and base64, or base64 alone. ``ValueError`` otherwise;
     its message doesn't quote the secret."""
-    encoded = text.strip().removeprefix(SECRET_PREFIX)
+    encoded = text.strip().removeprefix(WHSEC)
     try:
         key = base64.b64decode(encoded.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError):
         # Without the cause: its message would show the secret in a traceback.
-        raise ValueError(f"a signing secret is {SECRET_PREFIX} and base64") from None
+        raise ValueError(f"a signing secret is {WHSEC} and base64") from None
     if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
         raise ValueError(f"a signing key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
     return key
 
 
 def encode_secret(key: bytes) -> str:
-    return SECRET_PREFIX + base64.b64encode(key).decode()
+    return WHSEC + base64.b64encode(key).decode()
 
 
 def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
