@@ -239,6 +239,26 @@ def test_nothing_in_a_home_is_open_to_others_while_a_stack_runs(stack: DevStack)
     assert exposed == []
 
 
+def test_every_part_is_monitored_at_the_address_that_is_listed(stack: DevStack) -> None:
+    handle = read_handle(stack.home / DEV_FILE, DevHandle)
+    assert handle is not None
+    assert set(handle.metrics) == PARTS - {"postgres-state", "postgres-data"}
+    for part, url in handle.metrics.items():
+        page = httpx.get(url).text
+        assert f'tracelake_process_info{{part="{part}"' in page
+        for secret in (handle.worker_token, handle.user_token, "postgresql:"):
+            assert secret not in page
+        if part != "dispatcher":
+            refused = [
+                httpx.get(url.removesuffix("/metrics") + path) for path in ("/", "/v1/tasks", "/readyz")
+            ]
+            assert [each.status_code for each in refused] == [404] * 3
+    targets = json.loads((stack.home / "prometheus-targets.json").read_text())
+    listed = {each["labels"]["part"]: f"http://{each['targets'][0]}/metrics" for each in targets}
+    shown = json.loads(stack.run("status", "--json").stdout)["metrics"]
+    assert handle.metrics == listed == shown
+
+
 def test_a_home_has_one_stack_at_a_time(stack: DevStack) -> None:
     refused = stack.run("dev", "--port", "auto")
     assert refused.returncode == 1

@@ -12,6 +12,8 @@ from tracelake.cli.service import (
     AUDIT_DSN,
     CATALOG_DSN,
     LogFormatOption,
+    MetricsHostOption,
+    MetricsPortOption,
     ServiceConnection,
     given,
     serve,
@@ -68,6 +70,8 @@ def query_service(
     ready_file: Annotated[
         Path | None, typer.Option(help="File with the URL and the process id, there while it answers.")
     ] = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = 0,
     log_format: LogFormatOption = "json",
 ) -> None:
     from tracelake.kernel import forbid_inspection
@@ -75,6 +79,7 @@ def query_service(
     # First: other processes of the same user must not read the secrets that follow.
     forbid_inspection()
     from tracelake.query.settings import QueryLimits, QuerySettings, tuned
+    from tracelake.serving.metrics_port import MetricsAddress
 
     write_logs(log_format)
     home = home.absolute()
@@ -90,6 +95,7 @@ def query_service(
         host=host,
         port=port,
         slots=slots,
+        metrics=MetricsAddress(metrics_host, metrics_port),
         limits=tuned(QueryLimits(), os.environ),
     )
     _serve(settings, ready_file)

@@ -33,6 +33,18 @@ StateDsn = Annotated[
 QueueDsn = Annotated[
     str | None, typer.Option(envvar="TRACELAKE_QUEUE_DSN", help="Queue database (prefer the variable).")
 ]
+MetricsHostOption = Annotated[
+    str, typer.Option(envvar="TRACELAKE_METRICS_HOST", help="Address of the port for metrics.")
+]
+MetricsPortOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65535,
+        envvar="TRACELAKE_METRICS_PORT",
+        help="For /metrics and /healthz; 0 picks a free one.",
+    ),
+]
 LogFormatOption = Annotated[str, typer.Option("--log-format", help="json or text.")]
 
 INTERNAL_URL = "TRACELAKE_INTERNAL_URL"

@@ -14,6 +14,8 @@ from tracelake.cli.service import (
     QUEUE_DSN,
     WORKER_CREDENTIAL,
     LogFormatOption,
+    MetricsHostOption,
+    MetricsPortOption,
     ServiceConnection,
     given,
     serve_tasks,
@@ -32,6 +34,8 @@ once.
 Addresses of the stack are read from the home of one that runs on this machine, or from the environment:
 `TRACELAKE_INTERNAL_URL`, `TRACELAKE_WORKER_TOKEN`, `TRACELAKE_QUEUE_DSN` and `TRACELAKE_DATA_WRITE_DSN`, the role
 that commits (all four come before the home), and `TRACELAKE_OBJECTS`, where large batches lie.
+
+It answers `/metrics` (Prometheus) and `/healthz` on a port of its own, and logs the address.
 
 Examples:
 
@@ -57,6 +61,8 @@ def sink(
     ready_file: Annotated[
         Path | None, typer.Option(help="File with the process id, there while the sink takes datasets.")
     ] = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = 0,
     log_format: LogFormatOption = "json",
 ) -> None:
     from tracelake.kernel import forbid_inspection
@@ -64,6 +70,7 @@ def sink(
     # First: other processes of the same user must not read the secrets that follow.
     forbid_inspection()
     from tracelake.leases.claim import new_worker_id
+    from tracelake.serving.metrics_port import MetricsAddress
     from tracelake.sink.app import SinkSettings
 
     write_logs(log_format)
@@ -76,6 +83,7 @@ def sink(
         objects=connection.objects,
         worker_id=worker_id or new_worker_id("sink"),
         drain_seconds=drain_seconds,
+        metrics=MetricsAddress(metrics_host, metrics_port),
     )
     from tracelake.sink.app import run_sink
 

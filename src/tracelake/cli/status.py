@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import typer
 
 from tracelake.cli.show import cell, counted, pairs, print_heading, print_json, print_table, scope
-from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.cli.stack import DEFAULT_HOME, HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.stack_connection import DEV_FILE, read_handle
 
 if TYPE_CHECKING:
     from tracelake.client import Client
@@ -37,6 +39,13 @@ _GENERATIONS = 20
 _REPORTED = ("head", "tip", "lag", "finalized", "reorgs", "deepest_reorg", "blocks_per_second", "eta_seconds")
 
 
+class _MetricsHandle(TypedDict):
+    """The fields of a home's handle file that say where metrics are."""
+
+    user_url: str
+    metrics: NotRequired[dict[str, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """Pages of the API; of each state at most one page is counted."""
@@ -50,6 +59,7 @@ class Overview:
     datasets: DatasetPage
     buffers: BufferPage
     undelivered: FailedDeliveries
+    metrics: Mapping[str, str]
 
 
 def status(
@@ -59,7 +69,7 @@ def status(
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
     paused them; running and failed tasks; the datasets' cursors; dead letters of buffered datasets;
-    deliveries that were given up.
+    deliveries that were given up; where the parts of a stack on this machine serve their metrics.
 
     Examples:
 
@@ -70,7 +80,7 @@ def status(
     with connect(url, token, home) as client:
         # The stack's own clock: ages are counted from times that it wrote.
         now = client.check_ready() or datetime.now(UTC)
-        found = _look(client, now)
+        found = _look(client, now, _metrics(client.url, home))
     if as_json:
         print_json({"url": client.url, "jobs": job_rows(found), **_lists(found)})
         return
@@ -82,9 +92,18 @@ def status(
     print_failed(found.failed.tasks)
     print_dead_letters(found.buffers.buffers)
     print_undelivered(found.undelivered.failed)
+    if found.metrics:
+        print_heading("metrics")
+        print_table(("PART", "ADDRESS"), sorted(found.metrics.items()), indent=2)
 
 
-def _look(client: Client, now: datetime) -> Overview:
+def _metrics(url: str, home: Path | None) -> Mapping[str, str]:
+    """Where the parts of a stack on this machine serve their metrics, by part; nothing for one elsewhere."""
+    handle = read_handle((home or DEFAULT_HOME) / DEV_FILE, _MetricsHandle)
+    return handle.get("metrics", {}) if handle is not None and handle["user_url"] == url else {}
+
+
+def _look(client: Client, now: datetime, metrics: Mapping[str, str]) -> Overview:
     dags = client.dags(limit=_COUNTED)
     return Overview(
         now=now,
@@ -96,6 +115,7 @@ def _look(client: Client, now: datetime) -> Overview:
         datasets=client.datasets(limit=_COUNTED),
         buffers=client.buffers(),
         undelivered=client.failed_deliveries(limit=_COUNTED),
+        metrics=metrics,
     )
 
 
@@ -143,6 +163,7 @@ def _lists(found: Overview) -> dict[str, object]:
         "datasets": found.datasets.datasets,
         "buffers": found.buffers.buffers,
         "undelivered": found.undelivered.failed,
+        "metrics": found.metrics,
         "complete": all(page.next is None for page in (found.queued, found.running, found.failed)),
     }
 

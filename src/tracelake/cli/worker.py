@@ -15,6 +15,8 @@ from tracelake.cli.service import (
     QUEUE_DSN,
     WORKER_CREDENTIAL,
     LogFormatOption,
+    MetricsHostOption,
+    MetricsPortOption,
     ServiceConnection,
     given,
     operators_at,
@@ -37,6 +39,8 @@ Addresses of the stack are read from the home of one that runs on this machine, 
 unix socket that they can't reach), `TRACELAKE_QUERY_URL`, `TRACELAKE_OBJECTS`. Secrets that jobs name are read from
 `TRACELAKE_SECRET_<NAME>` or from the private file in `TRACELAKE_SECRETS_FILE`. RPC pools are read from the file in
 `TRACELAKE_RPC_POOLS`, or from `rpc.toml` in the home.
+
+It answers `/metrics` (Prometheus) and `/healthz` on a port of its own, and logs the address.
 
 Examples:
 
@@ -78,6 +82,8 @@ def worker(
     ready_file: Annotated[
         Path | None, typer.Option(help="File with the process id, there while the worker takes tasks.")
     ] = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_port: MetricsPortOption = 0,
     log_format: LogFormatOption = "json",
 ) -> None:
     from tracelake.kernel import forbid_inspection
@@ -86,6 +92,7 @@ def worker(
     forbid_inspection()
     from tracelake.dev.home import make_home
     from tracelake.leases.claim import new_worker_id
+    from tracelake.serving.metrics_port import MetricsAddress
     from tracelake.worker.settings import WorkerSettings
 
     write_logs(log_format)
@@ -119,6 +126,7 @@ def worker(
         secrets_file=Path(secrets_file) if secrets_file else None,
         rpc_pools=Path(rpc_pools).absolute() if rpc_pools else home / POOLS_FILE,
         rpc_pools_required=bool(rpc_pools),
+        metrics=MetricsAddress(metrics_host, metrics_port),
     )
     make_home(home)
     from tracelake.worker.app import run_worker

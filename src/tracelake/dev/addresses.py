@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tracelake.hot.install import READER_ROLE, WRITER_ROLE, Installed, install, 
 from tracelake.postgres.dsn import with_login
 from tracelake.queue.postgres_install import QUEUE_ROLE
 from tracelake.serving.local_sockets import LOOPBACK, HeldPort
+from tracelake.serving.metrics_port import METRICS_PATH
 from tracelake.settings import Secret
 from tracelake.store.query_roles import AUDIT_ROLE, CATALOG_ROLE
 from tracelake.tokens.home_copies import QuerySecrets
@@ -41,11 +42,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPorts:
+    """``metrics`` has the port of each part that serves its metrics on one of its own, by the part's name."""
+
     user: HeldPort
     internal: HeldPort
     query: HeldPort
     state: HeldPort
     data: HeldPort
+    metrics: Mapping[str, HeldPort]
 
 
 class Addresses:
@@ -69,6 +73,11 @@ class Addresses:
             queue=_part_dsn(home.state_cluster, ports.state, QUEUE_DATABASE),
             data=_part_dsn(home.data_cluster, ports.data, DATA_DATABASE),
         )
+
+    def metrics(self) -> dict[str, str]:
+        """Where each part serves its metrics."""
+        own = {name: f"http://{LOOPBACK}:{port.number}" for name, port in self.ports.metrics.items()}
+        return {name: url + METRICS_PATH for name, url in {"dispatcher": self.internal_url, **own}.items()}
 
     def for_workers(self, rpc_pools: Path | None) -> dict[str, str]:
         return {

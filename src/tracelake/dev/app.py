@@ -16,7 +16,7 @@ from pathlib import Path
 from tracelake.dev import parts
 from tracelake.dev.addresses import Addresses, Ports, StackPorts, install_data, roles_kept
 from tracelake.dev.child_process import ChildProcess
-from tracelake.dev.handle import DevHandle, remove_handle, settle, write_handle
+from tracelake.dev.handle import DevHandle, remove_handle, settle, write_handle, write_targets
 from tracelake.dev.home import DATA_DATABASE, QUEUE_DATABASE, STATE_DATABASE, Home
 from tracelake.dev.home_checks import check_space, take_over
 from tracelake.dev.parts import (
@@ -36,6 +36,9 @@ from tracelake.domain.runtimes import ECS_SPARK
 from tracelake.embedded.postgres import PortRelay
 from tracelake.stack_connection import DEV_FILE, INTERNAL_PORT, USER_PORT
 from tracelake.store.installation import given_passwords, join_by_dsn
+
+TARGETS_FILE = "prometheus-targets.json"
+"""For ``file_sd_configs`` of a Prometheus of this machine: the ports are other ones after each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +110,17 @@ def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
             query=taken["query"],
             state=ports.take_or_any("state database's", last_port(home.state_cluster)),
             data=ports.take_or_any("data database's", last_port(home.data_cluster)),
+            metrics={
+                name: ports.take_or_any(f"{name}'s metrics", 0)
+                for name in (parts.QUERY, parts.SINK, *map(worker_name, options.workers))
+            },
         ),
     )
 
 
 def _forget(home: Home) -> None:
     """Remove the handle files, also of a killed supervisor, so that no client finds a stack that isn't running."""
-    for name in (DEV_FILE, QUERY_FILE):
+    for name in (DEV_FILE, QUERY_FILE, TARGETS_FILE):
         remove_handle(home.folder / name)
     settle(home.folder)
 
@@ -157,14 +164,22 @@ class _Stack:
         dispatcher = dispatcher_spec(
             home, addresses, databases=self._owned_databases, runtimes=options.runtimes
         )
+        metrics = addresses.ports.metrics
+        sink = sink_spec(home, metrics[parts.SINK], environment=environment)
         workers = [
-            worker_spec(home, runtime, environment=environment, operators=options.operators)
+            worker_spec(
+                home,
+                runtime,
+                metrics[worker_name(runtime)],
+                environment=environment,
+                operators=options.operators,
+            )
             for runtime in options.workers
         ]
         return [
             [self._state, self._data],
             [self.query, ChildProcess(dispatcher)],
-            [ChildProcess(spec) for spec in (sink_spec(home, environment=environment), *workers)],
+            [ChildProcess(spec) for spec in (sink, *workers)],
         ]
 
     def needs(self) -> dict[str, frozenset[str]]:
@@ -221,8 +236,17 @@ class _Stack:
             object_root=addresses.object_root,
             operators=options.operators,
             rpc_pools=None if options.rpc_pools is None else str(options.rpc_pools),
+            metrics=self._metrics(),
             pids={"supervisor": getpid(), **supervisor.pids()},
         )
 
+    def _metrics(self) -> dict[str, str]:
+        found = self._addresses.metrics()
+        # Its port is held, but nobody answers there.
+        if self.query.refused is not None:
+            del found[parts.QUERY]
+        return found
+
     def publish(self, supervisor: Supervisor) -> None:
+        write_targets(self._home.folder / TARGETS_FILE, self._metrics())
         write_handle(self._home.folder / DEV_FILE, self.handle(supervisor))

@@ -21,9 +21,10 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -52,7 +53,7 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     workers, ``data_read_dsn`` is for the Query Service and for people who look at hot tables; each logs in with a
     role that can do that and nothing else. ``operators`` are the sources that its own workers load, so that a
     worker started by hand can run the same tasks; ``rpc_pools`` is the file with the RPC pools if it isn't the
-    home's."""
+    home's. ``metrics`` has the address of each part's metrics for Prometheus."""
 
     user_url: str
     internal_url: str
@@ -68,6 +69,7 @@ class DevHandle(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[str, ...] = ()
     rpc_pools: str | None = None
     pids: dict[str, int]
+    metrics: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"DevHandle({self.user_url}, {self.internal_url}, …)"
@@ -78,6 +80,19 @@ class QueryHandle(msgspec.Struct, frozen=True):
 
     url: str
     pid: int
+
+
+class PrometheusTargets(msgspec.Struct, frozen=True):
+    """An entry of a file for Prometheus's ``file_sd_configs``."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+def write_targets(path: Path, metrics: Mapping[str, str]) -> None:
+    """Write where Prometheus finds the parts' metrics; it reads the file again when it changes."""
+    found = [PrometheusTargets([urlsplit(url).netloc], {"part": part}) for part, url in metrics.items()]
+    replace_private(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
 def write_handle(path: Path, handle: DispatcherHandle | DevHandle | QueryHandle) -> None:

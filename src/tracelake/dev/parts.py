@@ -23,7 +23,8 @@ from tracelake.embedded.postgres import Cluster, PortRelay, port_dsn
 from tracelake.embedded.postgres.cluster import socket_path
 from tracelake.embedded.postgres.folder import ClusterFolder
 from tracelake.postgres.dsn import with_login
-from tracelake.serving.local_sockets import HeldPort
+from tracelake.serving.local_sockets import LOOPBACK, HeldPort
+from tracelake.serving.metrics_port import METRICS
 from tracelake.stack_connection import read_handle
 
 POSTGRES_STOP_SECONDS = 2.0
@@ -192,6 +193,7 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
         return [
             *(sys.executable, "-P", "-m", "tracelake", "query-service", "--home", str(home.folder)),
             *("--port", str(addresses.ports.query.number), "--ready-file", str(file)),
+            *_metrics_options(addresses.ports.metrics[QUERY]),
         ]
 
     def ready(pid: int) -> bool:
@@ -204,10 +206,15 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
         ready=ready,
         folder=home.folder,
         log=home.logs / f"{QUERY}.log",
-        listens={"query": addresses.ports.query},
+        listens={"query": addresses.ports.query, METRICS: addresses.ports.metrics[QUERY]},
         env=lambda: {**inherited, **addresses.for_queries()},
         start_timeout=QUERY_START_SECONDS,
     )
+
+
+def _metrics_options(port: HeldPort) -> list[str]:
+    """The part of a command for the port that the supervisor holds; the environment could name another."""
+    return ["--metrics-host", LOOPBACK, "--metrics-port", str(port.number)]
 
 
 def worker_name(runtime: str) -> str:
@@ -215,7 +222,12 @@ def worker_name(runtime: str) -> str:
 
 
 def worker_spec(
-    home: Home, runtime: str, *, environment: Mapping[str, str], operators: Sequence[str] = ()
+    home: Home,
+    runtime: str,
+    metrics: HeldPort,
+    *,
+    environment: Mapping[str, str],
+    operators: Sequence[str] = (),
 ) -> ChildSpec:
     """``environment`` has the addresses of the rest of the stack."""
     name = worker_name(runtime)
@@ -227,6 +239,7 @@ def worker_spec(
             *(sys.executable, "-P", "-m", "tracelake", "worker", "--runtime", runtime),
             *("--home", str(home.folder), "--ready-file", str(ready_file)),
             *("--drain-seconds", str(DRAIN_SECONDS)),
+            *_metrics_options(metrics),
             *(option for each in operators for option in ("--operators", each)),
         ]
 
@@ -236,13 +249,14 @@ def worker_spec(
         ready=lambda pid: is_ready(ready_file, pid),
         folder=home.folder,
         log=home.logs / f"{name}.log",
+        listens={METRICS: metrics},
         env=lambda: {**os.environ, **environment},
         start_timeout=WORKER_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )
 
 
-def sink_spec(home: Home, *, environment: Mapping[str, str]) -> ChildSpec:
+def sink_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, str]) -> ChildSpec:
     """``environment`` has the addresses of the rest of the stack."""
     ready_file = home.folder / f"{SINK}.pid"
 
@@ -251,6 +265,7 @@ def sink_spec(home: Home, *, environment: Mapping[str, str]) -> ChildSpec:
         return [
             *(sys.executable, "-P", "-m", "tracelake", "sink", "--home", str(home.folder)),
             *("--ready-file", str(ready_file), "--drain-seconds", str(DRAIN_SECONDS)),
+            *_metrics_options(metrics),
         ]
 
     return ChildSpec(
@@ -259,6 +274,7 @@ def sink_spec(home: Home, *, environment: Mapping[str, str]) -> ChildSpec:
         ready=lambda pid: is_ready(ready_file, pid),
         folder=home.folder,
         log=home.logs / f"{SINK}.log",
+        listens={METRICS: metrics},
         env=lambda: {**os.environ, **environment},
         start_timeout=SINK_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,

@@ -18,7 +18,6 @@ from uuid import UUID
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.process_collector import ProcessCollector
 
 from tracelake import objects
 from tracelake import queue as queues
@@ -48,6 +47,7 @@ from tracelake.domain.entropy import Entropy
 from tracelake.postgres.sessions import close_pool
 from tracelake.queue.base import Queue
 from tracelake.serving.listener import Listener
+from tracelake.serving.metrics_port import process_registry
 from tracelake.serving.surface import HttpMetrics
 from tracelake.store import users
 from tracelake.store.db import Database, DeployLock, Transaction, open_pool
@@ -104,8 +104,7 @@ class _Parts:
 
 async def _start(settings: DispatcherSettings, stack: AsyncExitStack) -> _Parts:
     """``stack`` closes what was opened, however far the start came."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
+    registry = process_registry("dispatcher")
     user_port = Listener("user", settings.host, settings.user_port)
     stack.callback(user_port.close)
     internal_port = Listener("internal", settings.host, settings.internal_port)

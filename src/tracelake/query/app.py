@@ -14,8 +14,6 @@ from functools import partial
 import httpx
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry
-from prometheus_client.process_collector import ProcessCollector
 
 from tracelake import objects
 from tracelake.contracts.token_claims import JWKS_PATH
@@ -37,6 +35,7 @@ from tracelake.query.settings import QueryLimits, QuerySettings
 from tracelake.serving.database_clock import DatabaseClock
 from tracelake.serving.identity import Authenticator, Identity
 from tracelake.serving.listener import Listener
+from tracelake.serving.metrics_port import process_registry, serve_metrics
 from tracelake.serving.request import Check
 from tracelake.serving.surface import HttpMetrics, Surface
 from tracelake.stack_connection import read_handle
@@ -80,9 +79,9 @@ async def run_query_service(
 @asynccontextmanager
 async def open_surface(settings: QuerySettings) -> AsyncIterator[tuple[Surface, QueryRunner]]:
     """The port's application with its databases and slots, which are closed with the context."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
+    registry = process_registry("query")
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serve_metrics(settings.metrics, registry))
         catalog = await Catalog.open(settings.catalog_dsn)
         stack.push_async_callback(catalog.close)
         audit = await AuditLog.open(settings.audit_dsn)

@@ -14,6 +14,7 @@ from tracelake.contracts.token_claims import AUDIENCE, ISSUER
 from tracelake.domain.errors import Invalid
 from tracelake.query.engine.confinement import UNCONFINED
 from tracelake.query.engine.restrict import SlotLimits
+from tracelake.serving.metrics_port import MetricsAddress
 from tracelake.settings import Secret, numbers_set
 from tracelake.stack_connection import QUERY_PORT
 
@@ -77,7 +78,8 @@ class QuerySettings:
     """``internal_url``: where the Dispatcher publishes its keys. Without it, ``dispatcher_file`` names the address;
     it is read when keys are needed, since the service may start before the Dispatcher. Port 0 picks a free one.
     ``objects``: the address of the object store. ``export_root``: the service's own folder, not in the
-    object store, since operators read that."""
+    object store, since operators read that. ``metrics``: a port for monitoring alone, beside ``/metrics`` of the
+    service's own, which tasks reach."""
 
     catalog_dsn: Secret
     audit_dsn: Secret
@@ -89,6 +91,7 @@ class QuerySettings:
     host: str = "127.0.0.1"
     port: int = QUERY_PORT
     slots: int = 2
+    metrics: MetricsAddress = field(default_factory=MetricsAddress)
     limits: QueryLimits = field(default_factory=QueryLimits)
     issuer: str = ISSUER
     audience: str = AUDIENCE

@@ -26,7 +26,6 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from tracelake.domain.errors import Conflict
 from tracelake.serving.http_limits import (
     CUT_SECONDS,
     HEAD_TOO_LARGE,
@@ -42,7 +41,7 @@ from tracelake.serving.http_limits import (
     tuned,
     within_descriptors,
 )
-from tracelake.serving.local_sockets import inherited, stop_listening
+from tracelake.serving.local_sockets import bound, inherited, stop_listening
 from tracelake.serving.response import AsgiApp
 
 SHUTDOWN_SECONDS = 4
@@ -88,7 +87,7 @@ class Listener:
         given = inherited(what, host, port, os.environ)
         # The duplicate stays valid when the server has closed its own, and can then stop the listening.
         self._held = None if given is None else given.dup()
-        self._socket = given or _bind(what, host, port)
+        self._socket = given or bound(what, host, port)
         self._server: _Server | None = None
         self._listening = asyncio.Event()
 
@@ -129,22 +128,6 @@ class Listener:
         self._socket.close()
         if self._held is not None:
             self._held.close()
-
-
-def _bind(what: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of a process that has just ended may keep the port for a minute.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise Conflict(
-            "PortTaken",
-            f"the {what} port {host}:{port} can't be used ({error.strerror}); choose another, or 0",
-        ) from None
-    return listening
 
 
 class _Flow(FlowControl):

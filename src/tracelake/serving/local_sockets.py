@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TypeGuard
 from urllib.parse import quote, unquote, urlsplit
 
+from tracelake.domain.errors import Conflict
 from tracelake.settings import whole_number
 
 LOOPBACK = "127.0.0.1"
@@ -119,6 +120,23 @@ def inherited(name: str, host: str, port: int, environment: MutableMapping[str, 
     # Connections that it accepts must not be in the way when it listens again.
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return found
+
+
+def bound(what: str, host: str, port: int) -> socket.socket:
+    """A socket bound to the address; ``what`` names the port in the error for one that is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    # Connections of a process that has just ended may keep the port for a minute.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise Conflict(
+            "PortTaken",
+            f"the {what} port {host}:{port} can't be used ({error.strerror}); choose another, or 0",
+        ) from None
+    return listening
 
 
 def _free_port() -> int:

@@ -5,10 +5,10 @@ bytes, a body piece by piece; the time to send them is limited as well. Every re
 still be sent: a problem, if it is refused. Where the next request would begin isn't known after a refusal in the
 middle of one, so the connection then ends, a moment later, so that the answer can still be read.
 
-Who may call, and what a request may be, is up to the two servers that are built on it: the gateway of a sandbox
-(``sandbox.gateway_connection``) and the invoke endpoint of an invoker (``worker.lambda_.invoke_server``). They are
-subclasses: ``check_head`` refuses a request before its body is read, ``take_piece`` limits a body, ``answer``
-answers.
+Who may call, and what a request may be, is up to the servers that are built on it: the gateway of a sandbox
+(``sandbox.gateway_connection``), the invoke endpoint of an invoker (``worker.lambda_.invoke_server``) and the port
+for monitoring (``serving.metrics_port``). They are subclasses: ``check_head`` refuses a request before its body is
+read, ``take_piece`` limits a body, ``answer`` answers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 import h11
 
 from tracelake.contracts.problem import PROBLEM_JSON, Problem, encode_problem, problem, problem_of
-from tracelake.domain.errors import BadRequest, HeadTooLarge, RequestTimeout, TracelakeError
+from tracelake.domain.errors import BadRequest, HeadTooLarge, MethodNotAllowed, RequestTimeout, TracelakeError
+from tracelake.serving.http_limits import CUT_SECONDS, HttpLimits
 
 PIECE = 64 * 1024
 """Bytes that are read at a time."""
+_PARTING_BYTES = 16 * PIECE
+"""Bytes that a refused caller may still send; an unauthenticated one gets no more of the server's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,21 @@ class ConnectionLimits:
     body_seconds: float = math.inf
     parting_bytes: float = math.inf
     unread_seconds: float | None = None
+
+
+def connection_limits(limits: HttpLimits) -> ConnectionLimits:
+    """For callers that send as soon as they have connected."""
+    return ConnectionLimits(
+        head_bytes=limits.head_bytes,
+        first_seconds=limits.head_seconds,
+        idle_seconds=limits.idle_seconds,
+        head_seconds=limits.head_seconds,
+        pause_seconds=limits.body_seconds,
+        body_seconds=limits.body_seconds,
+        unread_seconds=limits.body_seconds,
+        parting_seconds=CUT_SECONDS,
+        parting_bytes=_PARTING_BYTES,
+    )
 
 
 class HungUp(Exception):
@@ -134,7 +152,8 @@ class ServedConnection(ABC):
                 return False
             await self.answer(*request)
         except TracelakeError as error:
-            await self._refuse(problem_of(error))
+            allowed = error.allowed if isinstance(error, MethodNotAllowed) else ""
+            await self._refuse(problem_of(error), {"allow": allowed} if allowed else {})
         except (HungUp, ConnectionError):
             raise
         except Exception:
@@ -145,13 +164,14 @@ class ServedConnection(ABC):
         # Something is unsent or unread: where the next request begins isn't known.
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
-    async def _refuse(self, found: Problem) -> None:
+    async def _refuse(self, found: Problem, headers: Mapping[str, str] | None = None) -> None:
         # An answer has begun, and a second head would be read as part of its body.
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         # After a request that broke the protocol h11 may refuse to answer.
         with contextlib.suppress(h11.LocalProtocolError):
-            await self.send(problem_response(found))
+            refusal = problem_response(found)
+            await self.send(replace(refusal, headers={**refusal.headers, **(headers or {})}))
         if self._http.their_state is not h11.DONE:
             await self._let_answer_be_read()
 

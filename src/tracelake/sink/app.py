@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,6 +23,7 @@ from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
 from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
+from tracelake.serving.metrics_port import MetricsAddress, process_registry, serve_metrics
 from tracelake.settings import Secret
 from tracelake.sink.sink_task import SinkParts, SinkTask
 
@@ -40,7 +41,8 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
     """``objects`` is the address of the object store, ``queue`` is where wake-ups for sink tasks arrive.
-    ``drain_seconds``: time for writing received messages after a stop."""
+    ``drain_seconds``: time for writing received messages after a stop. ``metrics``: where the process is
+    monitored."""
 
     internal_url: str
     worker_token: Secret
@@ -50,12 +52,14 @@ class SinkSettings:
     worker_id: str
     queue: str = SINK_QUEUE
     drain_seconds: float = 5
+    metrics: MetricsAddress = field(default_factory=MetricsAddress)
 
 
 async def run_sink(
     settings: SinkSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
-    async with AsyncExitStack() as parts:
+    registry = process_registry("sink")
+    async with serve_metrics(settings.metrics, registry), AsyncExitStack() as parts:
         # Starting waits for services without a limit, so a stop must be able to end it.
         starting = asyncio.create_task(_start(settings, parts))
         stopped = asyncio.create_task(stop.wait())

@@ -37,6 +37,7 @@ from tracelake.hot.commit import HotStore
 from tracelake.leases.claim import Load, wait_for_queue
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
+from tracelake.serving.metrics_port import process_registry, serve_metrics
 from tracelake.trees import remove_if_possible
 from tracelake.worker.attempt_log import sweep_logs
 from tracelake.worker.calls import QueryClient
@@ -63,6 +64,15 @@ async def run_worker(
     settings: WorkerSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: OnReady
 ) -> None:
     """Run until stopped, idle for too long, or until a background task has ended."""
+    registry = process_registry("worker")
+    # First: a worker that waits for the rest of the stack is monitored as well.
+    async with serve_metrics(settings.metrics, registry):
+        await _run(settings, stop, stop_now, on_ready)
+
+
+async def _run(
+    settings: WorkerSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: OnReady
+) -> None:
     if settings.runtime == LAMBDA:
         from tracelake.worker.lambda_.app import run_invoker
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracelake.serving.metrics_port import MetricsAddress
 from tracelake.settings import Secret
 
 
@@ -15,6 +16,7 @@ class WorkerSettings:
     there is one, ``objects`` the address of the object store. ``operators`` are module names or ``.py`` files to
     load. ``idle_timeout`` is how long the worker stays without work before it ends, None for ever. ``rpc_pools`` is
     the file with the RPC pools; unless required, it may be missing.
+    ``metrics`` is where the process is monitored.
     """
 
     runtime: str
@@ -37,3 +39,4 @@ class WorkerSettings:
     secrets_file: Path | None = None
     rpc_pools: Path | None = None
     rpc_pools_required: bool = False
+    metrics: MetricsAddress = field(default_factory=MetricsAddress)

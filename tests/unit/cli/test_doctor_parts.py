@@ -23,6 +23,7 @@ def found(home: Path, **pids: int) -> list[Finding]:
                 "operators": (),
                 "rpc_pools": None,
                 "pids": pids,
+                "metrics": {},
             }
         )
         write_handle(home / DEV_FILE, handle)

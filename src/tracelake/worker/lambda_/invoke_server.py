@@ -30,15 +30,14 @@ from tracelake.contracts.problem import problem
 from tracelake.domain import errors
 from tracelake.domain.bundles import REFERENCE
 from tracelake.domain.operators.catalog import NOOP
-from tracelake.serving.http_limits import CUT_SECONDS, NO_ROOM, ConnectionLimiter, HttpLimits, Peer, peer_of
+from tracelake.serving.http_limits import NO_ROOM, ConnectionLimiter, HttpLimits, Peer, peer_of
 from tracelake.serving.local_sockets import uid_of_socket_peer
 from tracelake.serving.small_http import (
-    PIECE,
-    ConnectionLimits,
     ServedConnection,
     ServedRequest,
     ServedResponse,
     SmallHttpServer,
+    connection_limits,
     problem_response,
 )
 from tracelake.settings import Secret
@@ -49,8 +48,6 @@ BODY_SECONDS = 20.0
 """For a whole body."""
 GRACE_SECONDS = 2.0
 """For requests that are under way when the server closes."""
-_PARTING_BYTES = 16 * PIECE
-"""Bytes that a refused caller may still send; an unauthenticated one gets no more of the invoker's time."""
 LIMITS = HttpLimits(connections=MAX_CONNECTIONS, peer_connections=MAX_CONNECTIONS, body_seconds=BODY_SECONDS)
 
 _log = structlog.get_logger(__name__)
@@ -140,7 +137,7 @@ class InvokeConnection(ServedConnection):
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: InvokeServer
     ) -> None:
-        super().__init__(reader, writer, _connection_limits(server.limits))
+        super().__init__(reader, writer, connection_limits(server.limits))
         self._server = server
         self._request: ServedRequest | None = None
         self.known = False
@@ -190,21 +187,6 @@ class InvokeConnection(ServedConnection):
             _log.exception("request_failed", path=request.path)
             response = problem_response(self.failure)
         await self.send(response)
-
-
-def _connection_limits(limits: HttpLimits) -> ConnectionLimits:
-    return ConnectionLimits(
-        head_bytes=limits.head_bytes,
-        # Callers send as soon as they have connected.
-        first_seconds=limits.head_seconds,
-        idle_seconds=limits.idle_seconds,
-        head_seconds=limits.head_seconds,
-        pause_seconds=limits.body_seconds,
-        body_seconds=limits.body_seconds,
-        unread_seconds=limits.body_seconds,
-        parting_seconds=CUT_SECONDS,
-        parting_bytes=_PARTING_BYTES,
-    )
 
 
 class InvokeServer:
