@@ -39,7 +39,7 @@ from tracelake.sandbox.layout import EndReason, ReadOnlyBind, SandboxLimits, San
 from tracelake.sandbox.sandbox import Sandbox
 from tracelake.trees import remove_if_possible
 
-PROGRAM = "tracelake.query.engine.child"
+PROGRAM = "tracelake.query.engine.boot"
 PACKAGE = Path(tracelake.__file__).resolve().parent
 _NEEDED = ("duckdb", "pyarrow", "numpy", "msgspec", "orjson", "sqlglot")
 #: Libraries read these when they are loaded. No threads before the fork; no memory that is reserved but not used,
