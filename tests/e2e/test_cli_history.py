@@ -164,7 +164,7 @@ def test_what_init_writes_deploys_as_it_is(stack: DevStack, run: Run, tmp_path: 
     deployed = told(run, "deploy", folder / "dag.yaml", *home)
     assert deployed["dag_name"] == "my_chain"
     [chain] = [each for each in told(run, "status", *home)["chains"] if each["dag_name"] == "my_chain"]
-    assert (chain["job"], chain["state"], chain["running"]) == ("follower", "queued", False)
+    assert (chain["job"], chain["condition"], chain["running"]) == ("follower", "queued", False)
     before = (folder / "dag.yaml").read_bytes()
     code, out, err = run("init", folder)
     assert (code, out) == (1, "")

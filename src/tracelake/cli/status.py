@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import typer
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tracelake.client import Client
     from tracelake.contracts.buffers import BufferPage, BufferSummary
     from tracelake.contracts.user_api import (
+        ChainStatus,
         DagPage,
-        DagSummary,
         DatasetPage,
         FailedDeliveries,
         FailedDelivery,
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 # The largest page of the API: the command asks once for each list.
 _COUNTED = 1000
 _SHOWN = 10
-_GENERATIONS = 20
-_REPORTED = ("head", "tip", "lag", "finalized", "reorgs", "deepest_reorg", "blocks_per_second", "eta_seconds")
+_NEED_A_LOOK = ("silent", "gone", "queued", "failed", "stopped")
 
 
 class _MetricsHandle(TypedDict):
@@ -52,7 +51,7 @@ class Overview:
 
     now: datetime
     dags: DagPage
-    chains: list[dict[str, object]]
+    chains: list[ChainStatus]
     queued: TaskPage
     running: TaskPage
     failed: TaskPage
@@ -108,7 +107,7 @@ def _look(client: Client, now: datetime, metrics: Mapping[str, str]) -> Overview
     return Overview(
         now=now,
         dags=dags,
-        chains=look_at_chains(client, dags.dags),
+        chains=client.chains().chains,
         queued=client.tasks(status="Queued", limit=_COUNTED),
         running=client.tasks(status="Running", limit=_COUNTED),
         failed=client.tasks(status="Failed", limit=_COUNTED),
@@ -243,76 +242,52 @@ def _print_datasets(found: Overview) -> None:
         typer.echo(f"  and {len(published) - _SHOWN} more: tracelake datasets")
 
 
-def look_at_chains(client: Client, dags: Iterable[DagSummary]) -> list[dict[str, object]]:
-    """One row per active follower. ``tip`` is the last block in the tables, ``lag`` the number of blocks that the
-    chain has beyond it. Values of a follower that doesn't run are old."""
-    from tracelake.domain.operators.catalog import CATALOG
-
-    followers = {spec.name for spec in CATALOG.values() if spec.reports_chain_progress}
-    rows = []
-    for dag in dags:
-        for job in dag.jobs:
-            if job.operator in followers:
-                # One task per generation of the job; those of retired ones are canceled.
-                tasks = client.tasks(dag=dag.dag_name, job=job.name, limit=_GENERATIONS).tasks
-                task = next((each for each in tasks if each.status != "Canceled"), None)
-                rows.append({"dag_name": dag.dag_name, "job": job.name, **_follower(task)})
-    return rows
-
-
-def _follower(task: TaskSummary | None) -> dict[str, object]:
-    reported: Mapping[str, Any] = (task.progress if task else None) or {}
-    state = "stopped" if task is None else task.status.lower()
-    if task is not None and task.status == "Running":
-        state = str(reported.get("problem") or reported.get("message") or "starting")
-    elif task is not None and task.error_message:
-        state = f"{state}: {task.error_message}"
-    return {
-        "task_id": task.task_id if task else None,
-        "running": task is not None and task.status == "Running",
-        "state": state,
-        **{name: reported.get(name) for name in _REPORTED},
-    }
-
-
-def print_chains(rows: list[dict[str, object]]) -> None:
+def print_chains(rows: Sequence[ChainStatus]) -> None:
     if not rows:
         return
     print_heading("chains")
     print_table(
-        ("FOLLOWER", "HEAD", "IN TABLES", "LAG", "FINAL", "REORGS", "STATE"),
+        ("FOLLOWER", "HEAD", "IN TABLES", "LAG", "FINAL", "REORGS", "KNOWN", "STATE"),
         [
             (
-                f"{row['dag_name']}/{row['job']}",
-                row["head"],
-                row["tip"],
+                f"{row.dag_name}/{row.job}",
+                row.head,
+                row.tip,
                 _lag(row),
-                row["finalized"],
+                row.finalized,
                 _reorgs(row),
-                row["state"],
+                _known(row),
+                row.state,
             )
             for row in rows
         ],
         indent=2,
     )
-    if idle := [row for row in rows if not row["running"] and row["task_id"] is not None]:
-        names = ", ".join(f"{row['dag_name']}/{row['job']}" for row in idle)
-        typer.echo(f"  {names} doesn't run: tracelake task show {cell(idle[0]['task_id'])} says why")
+    for row in rows:
+        if row.endpoint_problems is not None:
+            typer.echo(f"  {row.dag_name}/{row.job}: {cell(row.endpoint_problems)}: tracelake rpc status")
+    if idle := [row for row in rows if row.condition in _NEED_A_LOOK and row.task_id is not None]:
+        names = ", ".join(f"{row.dag_name}/{row.job}" for row in idle)
+        typer.echo(f"  {names} follows nothing: tracelake task show {cell(idle[0].task_id)} says why")
 
 
-def _lag(row: Mapping[str, object]) -> str | None:
-    lag, eta = row["lag"], row["eta_seconds"]
-    if not isinstance(lag, int):
+def _lag(row: ChainStatus) -> str | None:
+    if not isinstance(row.lag, int):
         return None
-    caught_up = f", {eta:.0f} s left" if isinstance(eta, int | float) else ""
-    return counted(lag, "block") + caught_up
+    seconds = f" ({row.lag_seconds:,.0f} s)" if row.lag_seconds is not None else ""
+    left = f", {row.eta_seconds:.0f} s left" if row.eta_seconds is not None else ""
+    return counted(row.lag, "block") + seconds + left
 
 
-def _reorgs(row: Mapping[str, object]) -> str | None:
-    reorgs, deepest = row["reorgs"], row["deepest_reorg"]
-    if not isinstance(reorgs, int):
+def _known(row: ChainStatus) -> str | None:
+    """The age of all numbers in the row."""
+    return None if row.known_age_seconds is None else f"{row.known_age_seconds:,.0f} s ago"
+
+
+def _reorgs(row: ChainStatus) -> str | None:
+    if not isinstance(row.reorgs, int):
         return None
-    return f"{reorgs} (deepest {deepest})" if reorgs else "0"
+    return f"{row.reorgs} (deepest {row.deepest_reorg})" if row.reorgs else "0"
 
 
 def print_failed(tasks: Sequence[TaskSummary]) -> None:

@@ -60,6 +60,7 @@ from tracelake.contracts.query_api import (
     to_wire,
 )
 from tracelake.contracts.user_api import (
+    ChainPage,
     DagPage,
     DagVersionDetail,
     DagVersionPage,
@@ -254,6 +255,10 @@ class Client:
         self, *, dag: str | None = None, job: str | None = None, limit: int = 100, after: str | None = None
     ) -> DatasetPage:
         return self._get("/v1/datasets", DatasetPage, dag=dag, job=job, limit=limit, after=after)
+
+    def chains(self) -> ChainPage:
+        """The followers of chains, how far they are, and what keeps them."""
+        return self._get("/v1/chains", ChainPage)
 
     def dataset(self, name: str) -> DatasetDetail:
         return self._get(f"/v1/datasets/{quote(name, '')}", DatasetDetail)

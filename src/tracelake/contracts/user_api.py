@@ -143,6 +143,44 @@ class DagVersionDetail(DagVersionSummary, frozen=True, kw_only=True):
     yaml: str
 
 
+class ChainStatus(Struct, frozen=True, kw_only=True):
+    """One follower. ``state`` is its ``condition`` in words; ``since`` is when that began. The numbers are those of
+    its last report, ``known_age_seconds`` old: ``tip`` is the last block in its tables, ``lag`` the number of
+    blocks that the chain has beyond it, and ``lag_seconds`` the time between the two blocks. ``head_age_seconds``
+    is the age of the head's own timestamp."""
+
+    dag_name: str
+    job: str
+    task_id: UUID | None
+    running: bool
+    condition: str
+    since: datetime | None
+    state: str
+    last_error: str | None = None
+    known_at: datetime | None = None
+    known_age_seconds: float | None = None
+    head: int | float | None = None
+    head_age_seconds: float | None = None
+    tip: int | float | None = None
+    lag: int | float | None = None
+    lag_seconds: float | None = None
+    finalized: int | float | None = None
+    reorgs: int | float | None = None
+    deepest_reorg: int | float | None = None
+    blocks_per_second: int | float | None = None
+    eta_seconds: int | float | None = None
+    endpoints: str | None = None
+    endpoint_states: str | None = None
+    endpoint_problems: str | None = None
+    dissent: str | None = None
+
+
+class ChainPage(Struct, frozen=True):
+    """Every follower of an active DAG."""
+
+    chains: list[ChainStatus]
+
+
 class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
     dag: ShortText | UnsetType = UNSET
     job: ShortText | UnsetType = UNSET

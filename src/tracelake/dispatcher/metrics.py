@@ -5,20 +5,28 @@ Steps count after their commit. A loop refreshes the gauges, so that a scrape co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tracelake.contracts.user_api import ChainStatus
 from tracelake.dispatcher.runtimes import RuntimeRegistry
+from tracelake.domain.chain_status import ChainCondition
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
-from tracelake.store import outbox
+from tracelake.store import chains, outbox
 from tracelake.store.db import Database, DeployLock, Transaction
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SQL = sqlfiles.load("tracelake.store.sql", "metrics.sql")
+_ENDPOINT_STATE = re.compile(
+    r"([A-Za-z0-9_][A-Za-z0-9_.:\-]{0,63}) (ok|suspect|resting|left out|unknown)(?:, |$)"
+)
+_MOST_ENDPOINTS = 16
+_IN_ORDER = ("ok", "unknown")
 _EMPTY = QueueDepth(0, 0, 0, 0, 0.0)
 
 
@@ -75,7 +83,60 @@ class StateGauges:
         self.dead_letters = gauge("buffer_dead_letters", "Messages that a sink gave up.", "dataset")
 
 
-async def observe_state(db: Database, queue: Queue, runtimes: RuntimeRegistry, gauges: StateGauges) -> None:
+class ChainGauges:
+    """Followers, as of the last pass of the loop. A number that isn't known has no sample."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tracelake_chain_{name}", text, ("dag", "job", *labels), registry=registry)
+
+        self._of_field = {
+            "head": gauge("head_block", "The newest block of the chain, as last read."),
+            "tip": gauge("tip_block", "The last block in the tables."),
+            "finalized": gauge("finalized_block", "The last block that is announced as final."),
+            "lag": gauge("lag_blocks", "Blocks that the chain has beyond the tables."),
+            "lag_seconds": gauge(
+                "lag_seconds", "Time between the last block in the tables and the newest one."
+            ),
+            "head_age_seconds": gauge("head_age_seconds", "Age of the newest block's own timestamp."),
+            "known_age_seconds": gauge("known_age_seconds", "Time since the chain's head was read last."),
+            "reorgs": gauge("reorgs", "Reorganizations that the follower has followed."),
+            "deepest_reorg": gauge("deepest_reorg_blocks", "Depth of the deepest one."),
+            "blocks_per_second": gauge("blocks_per_second", "Speed of a follower that is catching up."),
+        }
+        self._condition = gauge("condition", "1 for the follower's condition, 0 for others.", "condition")
+        self._endpoint = Gauge(
+            "tracelake_rpc_endpoint_ok",
+            "1 for an endpoint of a follower's RPC pool that is in order, 0 for one that isn't.",
+            ("dag", "job", "endpoint"),
+            registry=registry,
+        )
+
+    def show(self, chains: Sequence[ChainStatus]) -> None:
+        for gauge in (*self._of_field.values(), self._condition, self._endpoint):
+            # Label sets that have gone would keep their last value forever.
+            gauge.clear()
+        for chain in chains:
+            labels = (chain.dag_name, chain.job)
+            for name, gauge in self._of_field.items():
+                if (value := getattr(chain, name)) is not None:
+                    gauge.labels(*labels).set(value)
+            for condition in ChainCondition:
+                self._condition.labels(*labels, condition.value).set(condition == chain.condition)
+            for endpoint, state in endpoint_states(chain.endpoint_states):
+                self._endpoint.labels(*labels, endpoint).set(state in _IN_ORDER)
+
+
+def endpoint_states(reported: str | None) -> list[tuple[str, str]]:
+    """Names and states of endpoints from a follower's report. It is text of an operator: anything that isn't the
+    name of an endpoint, and more of them than a pool has, would be labels without end."""
+    found = _ENDPOINT_STATE.findall(reported or "")
+    return found[:_MOST_ENDPOINTS]
+
+
+async def observe_state(
+    db: Database, queue: Queue, runtimes: RuntimeRegistry, gauges: StateGauges, followers: ChainGauges
+) -> None:
     """Refresh the gauges once."""
 
     async def work(tx: Transaction) -> None:
@@ -97,6 +158,7 @@ async def observe_state(db: Database, queue: Queue, runtimes: RuntimeRegistry, g
         gauges.outbox_lag.set(lag.oldest_seconds)
         for row in await tx.fetch(SQL.given_up):
             gauges.outbox_given_up.set(row["given_up"])
+        followers.show((await chains.chains(tx)).chains)
 
     await db.run(work, lock=DeployLock.NONE)
     await _observe_queues(queue, runtimes.queues(), gauges)

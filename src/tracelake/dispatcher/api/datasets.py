@@ -1,10 +1,11 @@
-"""Routes of datasets on the user port: datasets, partitions, missing ranges, backfills, explanations."""
+"""Routes of datasets on the user port: datasets, followed chains, missing ranges, backfills, explanations."""
 
 from __future__ import annotations
 
 from tracelake.contracts.coverage import BackfillQuery, BackfillState, GapPage, GapQuery
 from tracelake.contracts.explain import ExplainRangeQuery, ExplainTaskQuery, RangeExplanation, TaskExplanation
 from tracelake.contracts.user_api import (
+    ChainPage,
     DatasetDetail,
     DatasetPage,
     DatasetQuery,
@@ -15,7 +16,7 @@ from tracelake.dispatcher.api.request import ApiRequest, read
 from tracelake.serving.endpoint import Operation, endpoint
 from tracelake.serving.identity import Identity
 from tracelake.serving.response import Response, json_response
-from tracelake.store import coverage, explain, reads
+from tracelake.store import chains, coverage, explain, reads
 
 
 @endpoint(
@@ -43,7 +44,13 @@ async def list_partitions(request: ApiRequest) -> Response:
     return json_response(await read(request, reads.partitions, request.user.org_id, name, query))
 
 
-DATASET_VIEWS = (list_datasets, show_dataset, list_partitions)
+@endpoint("GET", "/v1/chains", Operation(identity=Identity.USER, answers={200: ChainPage}))
+async def list_chains(request: ApiRequest) -> Response:
+    """The followers of chains: how far they are, how old that knowledge is, and what keeps them."""
+    return json_response(await read(request, chains.chains))
+
+
+DATASET_VIEWS = (list_datasets, show_dataset, list_partitions, list_chains)
 
 
 @endpoint(

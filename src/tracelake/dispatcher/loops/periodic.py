@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
-from tracelake.dispatcher.metrics import StateGauges, observe_state
+from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.upkeep import (
@@ -39,7 +39,7 @@ def periodic_loops(
     delivery: OutboxDelivery,
     registry: CollectorRegistry,
 ) -> list[Coroutine[Any, Any, None]]:
-    gauges = StateGauges(registry)
+    gauges, followers = StateGauges(registry), ChainGauges(registry)
     reaper = Reaper(ctx, settings.reap_seconds)
     return [
         delivery.deliver_fresh(),
@@ -57,7 +57,7 @@ def periodic_loops(
         every(
             settings.observe_seconds,
             "observe",
-            lambda: observe_state(ctx.db, queue, ctx.runtimes, gauges),
+            lambda: observe_state(ctx.db, queue, ctx.runtimes, gauges, followers),
         ),
     ]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,13 @@ _NO_BLOCK_RECEIPTS = RpcProblem(ProblemKind.NO_METHOD, f"it has no {BLOCK_RECEIP
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The newest block that an endpoint has. ``endpoint`` is the name of that endpoint."""
+    """The newest block that an endpoint has. ``endpoint`` is the name of that endpoint, ``timestamp`` the block's
+    own, if the endpoint gave one."""
 
     number: int
     hash: str
     endpoint: str
+    timestamp: int | None = field(default=None, compare=False)
 
 
 class Headers:
@@ -176,7 +178,9 @@ class Headers:
         furthest = max((head for head in heads if head.endpoint in within), key=lambda head: head.number)
         own_hash = agreed[furthest.endpoint]
         assert own_hash is not None
-        return Head(number, own_hash, furthest.endpoint)
+        return Head(
+            number, own_hash, furthest.endpoint, furthest.timestamp if furthest.number == number else None
+        )
 
     def _heads(self, *, patient: bool) -> list[Head]:
         found = []
@@ -293,7 +297,7 @@ def _head(outcome: RpcOutcome, endpoint: str) -> Head | None:
     number, own_hash = read_quantity(outcome.get("number")), outcome.get("hash")
     if number is None or not isinstance(own_hash, str):
         return None
-    return Head(number, own_hash, endpoint)
+    return Head(number, own_hash, endpoint, read_quantity(outcome.get("timestamp")))
 
 
 def _is_none(outcome: RpcOutcome) -> bool:

@@ -35,11 +35,14 @@ class ChainView:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._furthest = ""
+        self.head_time: int | None = None
+        """The timestamp of the head that was seen last."""
 
     def head(self) -> BlockId:
         """The head of the endpoint that is furthest."""
         seen = self._pool.head()
         self._furthest = seen.endpoint
+        self.head_time = seen.timestamp
         return block_id(seen.number, seen.hash)
 
     def hash_at(self, number: int) -> bytes | None:

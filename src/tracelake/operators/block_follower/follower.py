@@ -68,6 +68,7 @@ class Follower:
         self.events = FollowerEvents(self.outputs, ctx.task.epoch or 0)
         self.schedule = PollSchedule(config.poll_seconds)
         self.progress = FollowerProgress.resumed(ctx)
+        self.progress.health = pool.stats
         self.start = config.start_block
         self.settled = False
         """The state of the outputs at the time of the claim has been reconciled with the stored blocks."""
@@ -274,7 +275,7 @@ class Follower:
         self.finality.stored(self._first, last)
         self._announced = (time.monotonic(), final)
         if self._head is not None:
-            self.progress.saw_head(self._head, last, self.finality.final, self._first)
+            self._show(self._head, last)
 
     def _saw(self, head: BlockId) -> None:
         if self._head is not None and head.number > self._head:
@@ -283,7 +284,18 @@ class Follower:
         tip = self.window.tip
         stored = None if tip is None else tip.number
         self.progress.dissent, self.progress.disputed = self.pool.dissent, self.pool.disputed
-        self.progress.saw_head(head.number, stored, self.finality.final, self._first)
+        self._show(head.number, stored)
+
+    def _show(self, head: int, stored: int | None) -> None:
+        due = self.progress.is_due() and stored is not None and stored < head
+        self.progress.saw_head(
+            head,
+            stored,
+            self.finality.final,
+            self._first,
+            head_time=self.chain.head_time,
+            tip_time=self.tables.timestamp(stored) if due and stored is not None else None,
+        )
 
     def _idle(self, tip: BlockId) -> None:
         """Nothing is new: ask which block is final, and announce it, since no commit is going to."""

@@ -267,6 +267,11 @@ class FollowedTables:
         found = self.blocks.stored(("chain_id",), number, number)
         return found.column(0)[0].as_py() if found.num_rows else None
 
+    def timestamp(self, number: int) -> float | None:
+        """The time of a stored block, in seconds."""
+        found = self.blocks.stored(("timestamp",), number, number)
+        return found.column(0)[0].as_py().timestamp() if found.num_rows else None
+
     def stage(self, raw: Sequence[RawBlock], chain_id: int) -> None:
         for dataset, output in self.outputs.items():
             schema = TABLES[dataset]

@@ -78,7 +78,7 @@ def follow(follower: Follower) -> None:
                 follower.tables.drop_staged()
             wait = trouble.wait()
             if trouble.is_worth_logging(error):
-                follower.progress.trouble(error.message)
+                follower.progress.trouble(error.message, of_chain=error.reason != _DATA)
         if wait and not ctx.sleep(wait):
             return
 

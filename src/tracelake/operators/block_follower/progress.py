@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.domain.chain_status import BEHIND
+from tracelake.evm.rpc.endpoint import EndpointStats
 from tracelake.operators.block_follower.decide import BlockId, BlockLink, WaitReason
 from tracelake.operators.context import Context
 from tracelake.operators.outputs import Output
 
-_BEHIND = 100
-"""A follower that is this many blocks behind is catching up, and estimates when it will be done."""
+_FRESH_SECONDS = 5.0
+"""How often facts are looked up that go with each head that is seen: times, and the endpoints' states."""
 _TROUBLE = "waiting: temporary problem"
 
 
@@ -30,6 +32,7 @@ _TROUBLE = "waiting: temporary problem"
 class FollowerProgress:
     ctx: Context
     clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
     reorgs: int = 0
     deepest: int = 0
     delivered: set[str] = field(default_factory=set)
@@ -38,10 +41,15 @@ class FollowerProgress:
     """With a quorum: the endpoints that don't agree on the head, or lag, and what each of them has."""
     disputed: int | None = None
     """With a quorum: the block that the endpoints don't agree on."""
+    health: Callable[[], Sequence[EndpointStats]] = tuple
+    """The state of each endpoint of the pool."""
     _why: WaitReason | None = None
     _trouble: str | None = None
+    _trouble_since: int = 0
     _catching_up: tuple[float, int] | None = None
     _warned_of_finality: bool = False
+    _seen_at: int = 0
+    _fresh: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def resumed(cls, ctx: Context) -> FollowerProgress:
@@ -56,8 +64,34 @@ class FollowerProgress:
                 "no endpoint knows a finalized block, so nothing is announced as final: set finality to a number"
             )
 
-    def saw_head(self, head: int, tip: int | None, final: int | None, first: int) -> None:
+    def is_due(self) -> bool:
+        """Whether the facts that go with a head are old enough to be looked up again."""
+        return self.wall() - self._seen_at >= _FRESH_SECONDS or self.wall() < self._seen_at
+
+    def saw_head(
+        self,
+        head: int,
+        tip: int | None,
+        final: int | None,
+        first: int,
+        *,
+        head_time: int | None = None,
+        tip_time: float | None = None,
+    ) -> None:
+        """``tip_time`` is looked up, and given, only when it ``is_due``. The time of the report changes as rarely,
+        since every change is a write of the platform's."""
         behind = max(0, head - (first - 1 if tip is None else tip))
+        if self.is_due():
+            self._seen_at = int(self.wall())
+            lag_seconds = (
+                None if None in (head_time, tip_time) else max(0.0, (head_time or 0) - (tip_time or 0))
+            )
+            self._fresh = {
+                "head_at": self._seen_at,
+                "head_time": head_time,
+                "lag_seconds": 0.0 if behind == 0 else lag_seconds,
+                **self._endpoint_fields(),
+            }
         fields: dict[str, Any] = {
             "head": head,
             "tip": tip,
@@ -67,8 +101,9 @@ class FollowerProgress:
             "deepest_reorg": self.deepest,
             "endpoints": ", ".join(sorted(self.delivered)) or None,
             "dissent": "; ".join(f"{name} {view}" for name, view in self.dissent.items()) or None,
+            **self._fresh,
         }
-        if behind < _BEHIND:
+        if behind < BEHIND:
             if self._catching_up is not None:
                 self.ctx.log.info("caught up", head=head)
                 self._catching_up = None
@@ -87,6 +122,15 @@ class FollowerProgress:
         eta = round(behind / rate, 1) if rate else None
         message = self._message("catching up")
         self.ctx.progress(**fields, blocks_per_second=round(rate, 1), eta_seconds=eta, message=message)
+
+    def _endpoint_fields(self) -> dict[str, Any]:
+        """Each endpoint's state, and the problems of those that aren't in order."""
+        found = self.health()
+        bad = [each for each in found if each.state not in ("ok", "unknown")]
+        return {
+            "endpoint_states": ", ".join(f"{each.name} {each.state}" for each in found) or None,
+            "endpoint_problems": "; ".join(f"{each.name}: {each.last_problem}" for each in bad) or None,
+        }
 
     def _message(self, usual: str) -> str:
         """A head was seen, but as long as a problem lasts its blocks aren't followed."""
@@ -117,17 +161,25 @@ class FollowerProgress:
         )
         self.ctx.save({"reorgs": self.reorgs, "deepest_reorg": self.deepest})
 
-    def trouble(self, problem: str) -> None:
+    def trouble(self, problem: str, *, of_chain: bool = False) -> None:
         """A problem that may pass. It is logged when it is new, not each time it happens again."""
+        if self._trouble is None:
+            self._trouble_since = int(self.wall())
         if problem != self._trouble:
             self.ctx.log.warning(_TROUBLE, problem=problem)
         self._trouble = problem
-        self.ctx.progress(message=_TROUBLE, problem=problem)
+        self.ctx.progress(
+            message=_TROUBLE,
+            problem=problem,
+            problem_since=self._trouble_since,
+            problem_of="chain" if of_chain else "platform",
+            **self._endpoint_fields(),
+        )
 
     def recovered(self) -> None:
         if self._trouble is not None:
             self.ctx.log.info("recovered")
-            self.ctx.progress(problem=None)
+            self.ctx.progress(problem=None, problem_since=None, problem_of=None)
             self._trouble = None
 
 
