@@ -206,7 +206,7 @@ def test_status_says_who_paused_a_job_and_how_far_a_chain_is(
     status = said(run, "status", *home)
     [line] = [line for line in status.splitlines() if line.split()[:2] == [f"{dag}/tip", "120"]]
     assert line.split()[1:] == [
-        *("120", "100", "20", "blocks", "60", "2", "(deepest", "3)", "following", "the", "tip"),
+        *("120", "100", "20", "blocks", "60", "2", "(deepest", "3)", "-", "following", "the", "tip"),
     ]
     [line] = [line for line in status.splitlines() if f"{dag}/first is paused" in line]
     assert "by " in line

@@ -78,10 +78,12 @@ def tasks(
 
 
 def _print_list(tasks: Sequence[TaskSummary]) -> None:
-    """Print a row per task, with a column for progress if any running one reports it."""
+    """Print a row per task, with columns for progress and for reasons to wait if any task has one."""
     progress = [pairs(each.progress) if each.status == "Running" else None for each in tasks]
     reported = any(progress)
-    heading = ("PROGRESS",) if reported else ()
+    waits = [each.waiting_for.message if each.waiting_for else None for each in tasks]
+    waiting = any(waits)
+    heading = (*(("PROGRESS",) if reported else ()), *(("WAITS FOR",) if waiting else ()))
     print_table(
         ("TASK", "JOB", "SCOPE", "STATUS", "ATTEMPT", *heading, "CREATED", "WORKER", "ERROR"),
         [
@@ -92,11 +94,12 @@ def _print_list(tasks: Sequence[TaskSummary]) -> None:
                 each.status,
                 each.attempt,
                 *((how_far,) if reported else ()),
+                *((why,) if waiting else ()),
                 each.created_at,
                 each.worker_id,
                 each.error_message,
             )
-            for each, how_far in zip(tasks, progress, strict=True)
+            for each, how_far, why in zip(tasks, progress, waits, strict=True)
         ],
     )
 
@@ -136,6 +139,7 @@ def _print_detail(task: TaskDetail) -> None:
             ("status", task.status),
             ("waits for", waiting.message if waiting else None),
             ("waits until", waiting.until if waiting else None),
+            ("waits since", waiting.since if waiting else None),
             ("attempt", task.attempt),
             ("failures", task.failures or None),
             ("progress", pairs(task.progress)),

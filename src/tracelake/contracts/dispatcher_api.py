@@ -31,9 +31,15 @@ COMPLETE_PATH = "/internal/task-complete"
 COMPLETE_BATCH_PATH = "/internal/task-complete-batch"
 EVENTS_PATH = "/internal/events"
 TASK_STATE_PATH = "/internal/task-state"
+WORKER_PATH = "/internal/worker"
 TASK_INPUTS_PATH = "/internal/task-inputs"
 TASK_PREFIX = "/v1/task/"
 """Calls below it take a capability token: they are the only ones that an attempt's own code may make."""
+
+WORKER_SEEN_SECONDS = 10.0
+"""How often a worker registers."""
+WORKER_GONE_SECONDS = 35.0
+"""A worker that hasn't registered for this time isn't counted any more."""
 
 MAX_EVENTS = 1000
 MAX_BATCH = 200
@@ -211,6 +217,21 @@ class ClaimResponse(Struct, frozen=True, omit_defaults=True):
 
 class ClaimBatchResponse(Struct, frozen=True):
     claims: list[ClaimResponse]
+
+
+class WorkerRegistration(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker and the runtime it serves; ``slots`` is the number of tasks that it runs at once. To be repeated
+    every ``again_in_seconds``, and once with ``leaving`` at its end."""
+
+    worker_id: ShortText
+    runtime: Annotated[str, Meta(min_length=1, max_length=128)]
+    slots: Annotated[int, Meta(ge=0, le=100_000)]
+    leaving: bool = False
+
+
+class WorkerRegistered(Struct, frozen=True):
+    worker_id: str
+    again_in_seconds: float
 
 
 class FetchResponse(Struct, frozen=True):

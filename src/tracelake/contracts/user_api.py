@@ -189,9 +189,28 @@ class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
     after: Sequence | UnsetType = UNSET
 
 
+class WaitingFor(Struct, frozen=True):
+    """Why a queued task doesn't run: ``reason`` for programs, ``message`` for people."""
+
+    reason: Literal[
+        "RetryTime",
+        "JobRetired",
+        "JobPaused",
+        "CapFull",
+        "EarlierTask",
+        "LaterTask",
+        "Inputs",
+        "Delivery",
+        "Worker",
+    ]
+    message: str
+    until: datetime | None = None
+    since: datetime | None = None
+
+
 class TaskSummary(Struct, frozen=True):
     """``start`` and ``end`` are the scope of a task that has one. ``progress`` was reported by its last attempt,
-    which may have ended."""
+    which may have ended. ``waiting_for`` says why a queued task doesn't run yet."""
 
     task_id: UUID
     dag_name: str
@@ -211,6 +230,7 @@ class TaskSummary(Struct, frozen=True):
     ended_at: datetime | None
     error_message: str | None
     progress: dict[str, Any] | None = None
+    waiting_for: WaitingFor | None = None
 
 
 class TaskPage(Struct, frozen=True):
@@ -279,25 +299,6 @@ class EventDetail(Struct, frozen=True):
     revision: int
     state: str
     created_at: datetime
-
-
-class WaitingFor(Struct, frozen=True):
-    """Why a queued task doesn't run: ``reason`` for programs, ``message`` for people."""
-
-    reason: Literal[
-        "RetryTime",
-        "JobRetired",
-        "JobPaused",
-        "CapFull",
-        "EarlierTask",
-        "LaterTask",
-        "Inputs",
-        "Delivery",
-        "Worker",
-    ]
-    message: str
-    until: datetime | None = None
-    since: datetime | None = None
 
 
 class TaskDetail(TaskSummary, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.chain_status import ChainCondition
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
-from tracelake.store import chains, outbox
+from tracelake.store import chains, outbox, waiting
 from tracelake.store.db import Database, DeployLock, Transaction
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -73,6 +73,9 @@ class StateGauges:
         self.queued = gauge("tasks_queued", "Tasks that wait.", "runtime", "dag", "job")
         self.queued_age = gauge("tasks_queued_oldest_seconds", "Age of the oldest.", "runtime", "dag", "job")
         self.in_flight = gauge("tasks_in_flight", "Tasks that run.", "operator")
+        self.workers = gauge("workers", "Workers that are there.", "runtime")
+        self.worker_slots = gauge("worker_slots", "Tasks that they can run at once.", "runtime")
+        self.worker_held = gauge("worker_tasks", "Tasks that they run, without sources.", "runtime")
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")
         self.outbox_lag = gauge("outbox_oldest_seconds", "How long the oldest due entry has waited.")
         self.outbox_given_up = gauge("outbox_given_up", "Outbox entries that were given up.")
@@ -153,6 +156,12 @@ async def observe_state(
         gauges.dead_letters.clear()
         for row in await tx.fetch(SQL.dead_letters):
             gauges.dead_letters.labels(row["dataset"]).set(row["kept"])
+        for gauge in (gauges.workers, gauges.worker_slots, gauges.worker_held):
+            gauge.clear()
+        for served in (await waiting.served_runtimes(tx)).values():
+            gauges.workers.labels(served.runtime).set(served.workers)
+            gauges.worker_slots.labels(served.runtime).set(served.slots)
+            gauges.worker_held.labels(served.runtime).set(served.held)
         lag = await outbox.lag(tx)
         gauges.outbox_due.set(lag.due)
         gauges.outbox_lag.set(lag.oldest_seconds)

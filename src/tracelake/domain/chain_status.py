@@ -46,6 +46,8 @@ class ChainCondition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PauseFact:
+    """One of the causes why a job is paused; ``actor`` is the person, if it was one."""
+
     cause: str
     actor: str | None
     since: datetime

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 
+from tracelake.domain.chain_status import PauseFact
 from tracelake.domain.runtimes import DISPATCHER
 
 
@@ -27,20 +28,11 @@ class WaitCause(StrEnum):
     WORKER = "Worker"
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """One of the causes why a job is paused; ``actor`` is the person, if it was one."""
-
-    cause: str
-    actor: str | None
-    since: datetime
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedFacts:
     """A queued task with its job's limits, as they are ``now``. ``not_committed`` are the inputs whose scope was
-    invalidated and isn't committed again. ``workers`` serve the runtime, with ``slots`` together; ``held`` tasks run
-    there."""
+    invalidated and isn't committed again. ``workers`` serve the runtime, with ``slots`` together; ``held`` tasks
+    run there."""
 
     now: datetime
     runtime: str
@@ -48,7 +40,7 @@ class QueuedFacts:
     woken_at: datetime | None
     job_active: bool = True
     job_paused: bool = False
-    pauses: Sequence[Pause] = ()
+    pauses: Sequence[PauseFact] = ()
     superseded: bool = False
     not_committed: Sequence[str] = ()
     earlier_task: bool = False
@@ -96,12 +88,11 @@ def why_waiting(task: QueuedFacts) -> Waiting:
     return Waiting(WaitCause.WORKER, _no_worker(task), since=task.woken_at)
 
 
-def _paused(pauses: Sequence[Pause]) -> str:
+def _paused(pauses: Sequence[PauseFact]) -> str:
     # A Dispatcher of an older release, during an upgrade, pauses without recording a cause.
     causes = ", ".join(each.cause for each in pauses) or "person"
     by = next((f" by {each.actor}" for each in pauses if each.actor), "")
-    since = f" since {min(each.since for each in pauses).astimezone(UTC):%Y-%m-%d %H:%M:%S}Z" if pauses else ""
-    return f"its job is paused{by}{since} (cause: {causes})"
+    return f"its job is paused{by} (cause: {causes})"
 
 
 def _no_worker(task: QueuedFacts) -> str:

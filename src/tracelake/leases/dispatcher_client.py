@@ -51,6 +51,7 @@ from tracelake.contracts.dispatcher_api import (
     MAX_BATCH,
     TASK_INPUTS_PATH,
     TASK_STATE_PATH,
+    WORKER_PATH,
     ClaimBatchResponse,
     ClaimRequest,
     ClaimResponse,
@@ -65,6 +66,8 @@ from tracelake.contracts.dispatcher_api import (
     TaskInputsResponse,
     TaskStateRequest,
     TaskStateResponse,
+    WorkerRegistered,
+    WorkerRegistration,
 )
 from tracelake.contracts.headers import CAPABILITY_HEADER, WORKER_HEADER
 from tracelake.contracts.problem import ReceivedProblem, read_problem
@@ -191,6 +194,9 @@ class DispatcherClient:
     ) -> DeadLetterResponse:
         body = msgspec.json.encode(request)
         return await self._call("POST", DEAD_LETTER_PATH, DeadLetterResponse, body, until=until)
+
+    async def register_worker(self, registration: WorkerRegistration) -> None:
+        await self._call("POST", WORKER_PATH, WorkerRegistered, msgspec.json.encode(registration))
 
     async def register_invoker(self, url: str, concurrency: int) -> None:
         """To be repeated every ``REGISTER_SECONDS``; ``concurrency`` of 0 unregisters."""

@@ -17,10 +17,13 @@ import structlog
 from tracelake import objects
 from tracelake import queue as queues
 from tracelake.contracts.buffers import SINK_QUEUE
+from tracelake.contracts.dispatcher_api import WorkerRegistration
+from tracelake.domain.runtimes import SINK
 from tracelake.hot.buffers import BufferStore
 from tracelake.leases.claim import Load, Poller, WakeUps, wait_for_queue
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
+from tracelake.leases.presence import registered
 from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
 from tracelake.serving.metrics_port import MetricsAddress, process_registry, serve_metrics
@@ -88,6 +91,8 @@ async def _start(settings: SinkSettings, parts: AsyncExitStack) -> Sink:
     )
     parts.push_async_callback(queue.close)
     await client.check()
+    registration = WorkerRegistration(settings.worker_id[:200], SINK, _CLAIMS_AT_ONCE)
+    await parts.enter_async_context(registered(client, registration))
     store = BufferStore(settings.data_write_dsn)
     parts.push_async_callback(store.close)
     sink = Sink(settings, client, queue, store)

@@ -1,13 +1,13 @@
 """Read-only views for people: each list is a page that an index serves, however much there is.
 
-``waiting_for`` explains why a queued task doesn't run, in the order in which a claim would refuse it. The schema of
+Why a queued task doesn't run is decided in ``domain.waiting``. The schema of
 a buffered dataset has the columns that jobs publish, then those that the platform adds. Versions of a DAG come with
 their files as they were deployed, for rollbacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -44,13 +44,12 @@ from tracelake.contracts.user_api import (
     TaskPage,
     TaskQuery,
     TaskSummary,
-    WaitingFor,
 )
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.buffers import PLATFORM_COLUMNS, BufferSchema
 from tracelake.domain.errors import Invalid, NotFound
 from tracelake.postgres import sqlfiles
-from tracelake.store import outbox
+from tracelake.store import outbox, waiting
 from tracelake.store import tasks as store_tasks
 from tracelake.store.db import Row, Transaction
 
@@ -94,7 +93,11 @@ async def tasks(tx: Transaction, query: TaskQuery) -> TaskPage:
     page, following = _cut(found, query.limit)
     # Numbers are searched first, and whole rows read for one page alone.
     rows = await tx.fetch(SQL.tasks_by_seq, [row["seq"] for row in page])
-    return TaskPage([_as(TaskSummary, row) for row in rows], str(page[-1]["seq"]) if following else None)
+    reasons = await waiting.waiting_for(tx, [row["task_id"] for row in rows if row["status"] == "Queued"])
+    shown = [
+        msgspec.convert({**row, "waiting_for": reasons.get(row["task_id"])}, TaskSummary) for row in rows
+    ]
+    return TaskPage(shown, str(page[-1]["seq"]) if following else None)
 
 
 async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
@@ -110,7 +113,7 @@ async def task(tx: Transaction, task_id: UUID) -> TaskDetail:
     return msgspec.convert(
         {
             **row,
-            "waiting_for": waiting_for(dict(row), [dict(read) for read in reads]),
+            "waiting_for": (await waiting.waiting_for(tx, [task_id])).get(task_id),
             "attempts": [_as(AttemptDetail, each) for each in attempts],
             "inputs": _inputs(row, reads),
             "outputs": await _outputs(tx, row),
@@ -238,43 +241,6 @@ def _as(kind: type[T], row: Row) -> T:
 def _partition(kind: type[T], row: Row) -> T:
     fields: dict[str, Any] = {**row, "partition_key": BlockRange(row["start"], row["end"]).partition_key}
     return msgspec.convert(fields, kind)
-
-
-def waiting_for(task: Mapping[str, Any], reads: Sequence[Mapping[str, Any]] = ()) -> WaitingFor | None:
-    """Why a queued task doesn't run; None when it isn't queued. ``task`` is its row with its job's limits,
-    ``reads`` are its inputs as a claim would find them."""
-    if task["status"] != "Queued":
-        return None
-    if not task["active"]:
-        return WaitingFor("JobRetired", "its job was replaced or removed by a deploy")
-    if task["paused"]:
-        # A Dispatcher of an older release, during an upgrade, pauses without recording a cause.
-        causes = ", ".join(task["pause_causes"]) or "person"
-        return WaitingFor("JobPaused", f"its job is paused (cause: {causes})")
-    if any(read["superseded"] for read in reads):
-        return WaitingFor("LaterTask", "a later task covers its scope; its next claim cancels it")
-    if gone := [
-        read["published_name"] or str(read["dataset_uuid"]) for read in reads if not read["committed"]
-    ]:
-        return WaitingFor(
-            "Inputs", f"its scope was invalidated and isn't committed again in {', '.join(gone)}"
-        )
-    if task["ready_at"] > task["now"]:
-        return WaitingFor("RetryTime", "its retry time has not come", until=task["ready_at"])
-    if task["earlier_cursor_task"]:
-        return WaitingFor("EarlierTask", "an earlier task of its job has not ended")
-    cap = task["max_concurrency"]
-    if cap is not None and task["running"] >= cap:
-        return WaitingFor("CapFull", f"its job runs {task['running']} tasks of at most {cap}")
-    if task["undelivered"]:
-        return WaitingFor(
-            "Delivery", f"it can't be delivered yet: {task['undelivered']}", since=task["woken_at"]
-        )
-    return WaitingFor(
-        "Worker",
-        f"no worker of runtime {task['runtime']} has claimed it since its wake-up",
-        since=task["woken_at"],
-    )
 
 
 def declared_schema(stored: Any) -> DatasetSchema | None:

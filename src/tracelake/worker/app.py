@@ -31,12 +31,14 @@ import structlog
 
 from tracelake import objects
 from tracelake import queue as queues
+from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.domain.runtimes import ECS_SPARK, LAMBDA
 from tracelake.hot.commit import HotStore
 from tracelake.leases.claim import Load, wait_for_queue
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
+from tracelake.leases.presence import registered
 from tracelake.serving.metrics_port import process_registry, serve_metrics
 from tracelake.trees import remove_if_possible
 from tracelake.worker.attempt_log import sweep_logs
@@ -112,6 +114,8 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack, background: Ba
     queue = await wait_for_queue(lambda: queues.open(settings.queue_dsn.reveal()), settings.queue)
     parts.push_async_callback(queue.close)
     await client.check()
+    registration = WorkerRegistration(settings.worker_id[:200], settings.runtime, settings.concurrency)
+    await parts.enter_async_context(registered(client, registration))
     # Before the first claim: a worker whose processes can't start must not hold tasks.
     await supply.warmed()
     committer = None

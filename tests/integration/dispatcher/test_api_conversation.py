@@ -179,6 +179,43 @@ async def test_a_queued_task_says_what_it_waits_for(api: Surfaces) -> None:
     assert await reason(two) == "Worker"
 
 
+async def test_a_list_says_the_same_and_names_the_worker_that_is_missing(api: Surfaces) -> None:
+    await deployed(api)
+    one = await triggered(api)
+
+    async def waits(task_id: str) -> dict:
+        [listed] = [each for each in await tasks(api, job="first") if each["task_id"] == task_id]
+        assert listed["waiting_for"] == (await api.person.get(f"/v1/tasks/{task_id}")).json()["waiting_for"]
+        return listed["waiting_for"]
+
+    assert "none is running (tracelake worker --runtime ecs_python)" in (await waits(one))["message"]
+    body = {"worker_id": "w1", "runtime": "ecs_python", "slots": 2}
+    answer = await api.worker.post("/internal/worker", json=body)
+    assert (answer.status_code, answer.json()["again_in_seconds"]) == (200, 10.0)
+    assert "1 worker serves it" in (await waits(one))["message"]
+    claim = await claimed(api, one)
+    assert claim["status"] == "Claimed"
+    [running] = [each for each in await tasks(api, job="first") if each["task_id"] == one]
+    assert running["waiting_for"] is None
+    await api.worker.post("/internal/task-complete", json=fence(claim) | {"status": "Released"})
+    await api.worker.post("/internal/worker", json={**body, "leaving": True})
+    assert "none is running" in (await waits(one))["message"]
+    await api.person.post("/v1/jobs/chain/first/pause")
+    found = await waits(one)
+    assert found["reason"] == "JobPaused"
+    assert found["since"] is not None
+    assert "its job is paused by " in found["message"]
+
+
+async def test_registrations_are_for_workers_and_bounded(api: Surfaces) -> None:
+    body = {"worker_id": "w1", "runtime": "ecs_python", "slots": 2}
+    assert (await api.internal.post("/internal/worker", json=body)).status_code == 401
+    assert (await api.person.post("/internal/worker", json=body)).status_code == 404
+    for wrong in ({"slots": -1}, {"slots": 10**9}, {"worker_id": ""}, {"runtime": "x" * 500}, {"more": 1}):
+        answer = await api.worker.post("/internal/worker", json={**body, **wrong})
+        assert answer.status_code in (400, 422), wrong
+
+
 async def test_only_manual_sources_can_be_triggered(api: Surfaces) -> None:
     await deployed(api)
     answer = await api.person.post("/v1/sources/chain/first/trigger", json={"cursor": 1})

@@ -99,7 +99,7 @@ async def test_a_waiting_task_names_the_cause_of_its_jobs_pause(talk: Conversati
     assert detail.waiting_for is not None
     assert (detail.waiting_for.reason, detail.waiting_for.message) == (
         "JobPaused",
-        "its job is paused (cause: person)",
+        "its job is paused by system (cause: person)",
     )
 
 

@@ -14,6 +14,8 @@ from tracelake.cli.main import app
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferPage, BufferSummary
 from tracelake.contracts.user_api import (
+    ChainPage,
+    ChainStatus,
     DagPage,
     DagSummary,
     DatasetPage,
@@ -24,6 +26,21 @@ from tracelake.contracts.user_api import (
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
 UUIDS = [UUID(int=number) for number in range(3)]
+CHAIN = ChainStatus(
+    dag_name="dag",
+    job="tip",
+    task_id=UUIDS[0],
+    running=True,
+    condition="paused",
+    since=NOW,
+    state="paused by ann since 2026-11-02 00:00:00Z",
+    known_age_seconds=4000.0,
+    head=1200,
+    tip=1000,
+    lag=200,
+    lag_seconds=2400.0,
+    endpoint_problems="main: refused",
+)
 
 
 def buffer(index: int, dead_letters: int, *, published: bool = True) -> BufferSummary:
@@ -68,6 +85,9 @@ class Stack:
     def tasks(self, **_: object) -> TaskPage:
         return TaskPage([], None)
 
+    def chains(self) -> ChainPage:
+        return ChainPage([CHAIN])
+
     def datasets(self, **_: object) -> DatasetPage:
         return DatasetPage([], None)
 
@@ -98,3 +118,11 @@ def test_dead_letters_are_shown_with_the_command_that_shows_more(lines: list[str
 def test_a_paused_job_is_told_with_who_paused_it_if_that_is_known(lines: list[str]) -> None:
     assert "dag/quiet is paused: tracelake resume dag/quiet" in lines
     assert any(line.startswith("dag/named is paused by ann at 2026-11-02") for line in lines)
+
+
+def test_a_chain_shows_how_old_its_numbers_are_and_what_keeps_it(lines: list[str]) -> None:
+    [line] = [line for line in lines if line.split()[:1] == ["dag/tip"]]
+    assert "200 blocks (2,400 s)" in line
+    assert "4,000 s ago" in line
+    assert line.endswith("paused by ann since 2026-11-02 00:00:00Z")
+    assert "dag/tip: main: refused: tracelake rpc status" in lines

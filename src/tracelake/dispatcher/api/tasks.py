@@ -24,6 +24,8 @@ from tracelake.contracts.dispatcher_api import (
     MAX_STATE_BYTES,
     TASK_INPUTS_PATH,
     TASK_STATE_PATH,
+    WORKER_PATH,
+    WORKER_SEEN_SECONDS,
     BatchAnswer,
     ClaimBatchRequest,
     ClaimBatchResponse,
@@ -42,6 +44,8 @@ from tracelake.contracts.dispatcher_api import (
     TaskInputsResponse,
     TaskStateRequest,
     TaskStateResponse,
+    WorkerRegistered,
+    WorkerRegistration,
 )
 from tracelake.contracts.token_claims import JWKS_PATH
 from tracelake.contracts.user_api import TaskChanged, TaskDetail, TaskPage, TaskQuery
@@ -50,6 +54,7 @@ from tracelake.dispatcher.api.request import COMPLETION_BODY, ApiRequest, read
 from tracelake.dispatcher.steps.accept_events import accept_events
 from tracelake.dispatcher.steps.interventions import cancel_task, retry_task
 from tracelake.dispatcher.steps.running_attempt import fetch_task, heartbeat, list_inputs, save_state
+from tracelake.dispatcher.steps.upkeep import register_worker
 from tracelake.domain.errors import Forbidden, TracelakeError
 from tracelake.serving.endpoint import Operation, endpoint
 from tracelake.serving.identity import Identity
@@ -65,6 +70,7 @@ COMPLETE = Decoder(CompleteRequest)
 COMPLETE_BATCH = Decoder(CompleteBatchRequest)
 EVENTS = Decoder(EventsRequest)
 STATE = Decoder(TaskStateRequest)
+REGISTRATION = Decoder(WorkerRegistration)
 CHANGING = Operation(identity=Identity.USER, answers={200: TaskChanged}, refusals=(409,))
 
 
@@ -91,6 +97,18 @@ async def task_claim_batch(request: ApiRequest) -> Response:
     """Claim several tasks in one call; each succeeds or not on its own."""
     batch = await request.decode(CLAIM_BATCH)
     return json_response(ClaimBatchResponse(await request.services.dispatch.claim_many(batch.claims)))
+
+
+@endpoint(
+    "POST",
+    WORKER_PATH,
+    Operation(identity=Identity.WORKER, body=WorkerRegistration, answers={200: WorkerRegistered}),
+)
+async def worker_registration(request: ApiRequest) -> Response:
+    """Say that a worker serves its runtime; to be repeated for as long as it runs. Claims don't depend on it."""
+    registration = await request.decode(REGISTRATION)
+    await register_worker(request.services.ctx, registration)
+    return json_response(WorkerRegistered(registration.worker_id, WORKER_SEEN_SECONDS))
 
 
 @endpoint(
@@ -216,6 +234,7 @@ WORKER_ROUTES = (
     task_claim,
     task_claim_batch,
     task_fetch,
+    worker_registration,
     worker_heartbeat,
     task_complete,
     task_complete_batch,

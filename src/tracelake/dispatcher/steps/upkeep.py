@@ -1,4 +1,4 @@
-"""Upkeep steps that the loops run: reap leases, re-wake tasks, reconcile, watch sources; and register invokers.
+"""Upkeep steps that the loops run: reap leases, re-wake tasks, reconcile, watch sources; register lease holders.
 
 Reap: an attempt whose lease ran out is given up, and its task is queued again or fails. The Dispatcher gives an
 attempt up only if it could have received its heartbeats: after a start or an outage of the database it listens for
@@ -22,6 +22,7 @@ from uuid import UUID
 import structlog
 
 from tracelake.contracts.bundles import InvokerRegistration
+from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.dispatcher.steps.complete_task import AttemptOver, end_attempts
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
@@ -29,7 +30,7 @@ from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy
 from tracelake.domain.runtimes import LAMBDA
 from tracelake.domain.task import Outcome, TaskStatus
-from tracelake.store import db, functions, jobs, outbox, tasks
+from tracelake.store import db, functions, jobs, outbox, tasks, waiting
 from tracelake.store.db import DeployLock, Transaction
 from tracelake.store.tasks import TaskRow
 
@@ -169,6 +170,15 @@ async def watch_sources(ctx: StepContext) -> int:
         return len(created)
 
     return await ctx.db.run(work)
+
+
+async def register_worker(ctx: StepContext, registration: WorkerRegistration) -> None:
+    # Registrations are repeated, so one that a crash loses comes again.
+    came = await ctx.db.run(
+        lambda tx: waiting.register_worker(tx, registration), lock=DeployLock.NONE, durable=False
+    )
+    if came:
+        log.info("worker registered", worker=registration.worker_id, runtime=registration.runtime)
 
 
 async def register_invoker(ctx: StepContext, registration: InvokerRegistration) -> None:

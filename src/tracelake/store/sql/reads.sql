@@ -72,22 +72,10 @@ LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
 WHERE t.seq = ANY($1::bigint[]) ORDER BY t.seq DESC
 
 -- name: task_detail
--- One task with everything that decides whether it may be claimed.
+-- One task with its progress and what an attempt has saved.
 SELECT t.seq, t.task_id, j.dag_name, j.name AS job, j.operator, j.runtime, t.kind, t.status, t.attempt, t.failures,
        t.range_start AS start, t.range_end AS "end", t.worker_id, t.created_at, t.ready_at, t.lease_expires_at,
-       t.ended_at, t.error_message, a.progress, s.value AS state, t.cause, t.inputs, t.job_id, t.woken_at, tl_now() AS now, j.active, j.paused,
-       (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
-        WHERE p.job_id = j.job_id) AS pause_causes,
-       j.max_concurrency,
-       (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running') AS running,
-       t.kind = 'cursor' AND (
-            EXISTS (SELECT 1 FROM task e
-                    WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Queued' AND e.seq < t.seq)
-            OR EXISTS (SELECT 1 FROM task e
-                       WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Running' AND e.seq < t.seq)
-       ) AS earlier_cursor_task,
-       (SELECT o.last_error FROM outbox o WHERE o.task_id = t.task_id AND o.failed_at IS NULL AND o.tries > 0
-        ORDER BY o.outbox_id DESC LIMIT 1) AS undelivered
+       t.ended_at, t.error_message, a.progress, s.value AS state, t.cause, t.inputs, t.job_id
 FROM task t JOIN job j USING (job_id)
 LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
 LEFT JOIN operator_state s ON s.job_id = t.job_id AND s.key = t.task_id::text
