@@ -50,6 +50,7 @@ from tracelake.dispatcher.steps.running_attempt import heartbeat, list_inputs
 from tracelake.dispatcher.steps.upkeep import begin_listening, reap_leases
 from tracelake.domain.errors import TracelakeError
 from tracelake.domain.operators.catalog import CATALOG
+from tracelake.domain.task import TaskStatus
 from tracelake.operators.context import Context
 from tracelake.operators.registry import Registry
 from tracelake.postgres import sqlfiles
@@ -213,8 +214,8 @@ class Conversation:
         await self._fetch(SQL.advance_clock, seconds)
 
     async def tasks(self, job: str, *statuses: str) -> list[UUID]:
-        rows = await self._fetch(SQL.tasks_of_job, job)
-        return [row["task_id"] for row in rows if not statuses or row["status"] in statuses]
+        rows = await self._fetch(SQL.tasks_of_job, job, statuses or tuple(TaskStatus))
+        return [row["task_id"] for row in rows]
 
     async def queued(self, job: str) -> list[UUID]:
         return await self.tasks(job, "Queued")

@@ -14,8 +14,9 @@ SELECT to_regclass('test_clock') IS NOT NULL AS owned
 UPDATE test_clock SET ahead = ahead + make_interval(secs => $1)
 
 -- name: tasks_of_job
--- Tasks of every generation of a job, oldest first.
-SELECT t.task_id, t.status FROM task t JOIN job j USING (job_id) WHERE j.name = $1 ORDER BY t.seq
+-- Tasks of every generation of a job in one of the states, oldest first.
+SELECT t.task_id FROM task t JOIN job j USING (job_id)
+WHERE j.name = $1 AND t.status = ANY($2::text[]) ORDER BY t.seq
 
 -- name: task
 -- One task as it stands.
