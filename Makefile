@@ -31,8 +31,9 @@ test-fast: $(STAMP) ## Run the tests for the loop at the keyboard: unit, contrac
 	$(PY) -m pytest -m "not long" $(PYTEST_ARGS) tests/unit tests/contract tests/repo examples/operators \
 		--ignore tests/contract/test_openapi.py
 
-test-long: $(STAMP) ## Run the tests that repeat others for longer: a soak of five minutes
+test-long: $(STAMP) ## Run what repeats other tests for longer: a soak of five minutes, many more generated requests
 	$(PY) -m pytest -m long $(PYTEST_ARGS)
+	TRACELAKE_OPENAPI_EXAMPLES=100 $(PY) -m pytest $(PYTEST_ARGS) tests/contract/test_openapi.py
 
 check: $(STAMP) ## Lint, formatting, strict types, import boundaries
 	$(PY) -m ruff check $(SOURCES)

@@ -2,13 +2,14 @@
 
 Both ports and the Query Service are served for real, over a real database. Requests come from the document,
 right and wrong ones; in about half of the right ones, ids are replaced by those of things that exist, so that the
-steps behind the routes are reached. The same requests in every run.
+steps behind the routes are reached. The same requests in every run; ``make test-long`` sends eight times as many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import os
 import threading
 import zipfile
 import zlib
@@ -267,8 +268,9 @@ def described(document: bytes) -> tuple[dict[str, Any], Any]:
 INTERNAL_DOCUMENT, internal_schema = described(describe("internal", INTERNAL_ROUTES))
 USER_DOCUMENT, user_schema = described(describe("user", USER_ROUTES))
 QUERY_DOCUMENT, query_schema = described(describe_query_service())
+EXAMPLES = int(os.environ.get("TRACELAKE_OPENAPI_EXAMPLES", "0"))
 bounded = settings(
-    max_examples=25,
+    max_examples=EXAMPLES or 12,
     derandomize=True,
     database=None,
     deadline=None,
