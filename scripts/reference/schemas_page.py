@@ -28,6 +28,11 @@ Made from `tracelake.evm.schemas`; `python -m scripts.reference` makes it anew.
 - A uint256 such as `value` is exact: in files `value_binary` (32 bytes, big-endian: sorts as the number does),
   `value_string` (decimal) and `value_f64` (the nearest double, for charts); in Postgres one `value numeric(78,0)`.
   A query sees it as one number, `value` ([how to write it](query.md#large-numbers-and-bytes)).
+- Files also have its decimal digits in pieces that any engine sums natively: `value_e0` the lowest 18, `value_e18`
+  the 18 above them, and `value_e36` the rest as text, null below 10^36. `value` is `value_e36` · 10^36 +
+  `value_e18` · 10^18 + `value_e0`, each with the sign of a negative number; of an amount of ether, `value_e18` is
+  whole ether. They are derived from `value_string`; `tracelake verify` and `integrity_check` compare them. Files
+  of earlier versions lack them.
 - Nested columns are lists and structs in files and `jsonb` with hexadecimal text in Postgres.
 - What [`verify: full`](chains.md#what-is-proven) proves of each column: `by hash`, the block's hash covers it;
   `derived`, it follows from what is hashed, so that an endpoint that says otherwise is refused and one that leaves

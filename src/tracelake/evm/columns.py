@@ -2,8 +2,8 @@
 
 Integers are signed, since Spark has no others. Amounts of wei per gas are decimals: anyone with enough balance
 can offer a fee beyond 63 bits, and a fee times gas overflows 63 bits every day. A uint256 is exact and takes
-three columns in files: ``_binary`` (32 bytes, big-endian, so that it sorts), ``_string`` (decimal) and ``_f64``
-(nearest double); in Postgres it is one ``numeric``.
+several columns in files: ``_binary`` (32 bytes, big-endian, so that it sorts), ``_string`` (decimal), ``_f64``
+(nearest double) and its digits in pieces for sums (``digit_columns``); in Postgres it is one ``numeric``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-UINT256_PARTS = ("_binary", "_string", "_f64")
+from tracelake.evm.digit_columns import DIGIT_ARROW, DIGIT_PARTS, DIGIT_SPARK
+
+UINT256_PARTS = ("_binary", "_string", "_f64", *DIGIT_PARTS)
 WEI = pa.decimal128(38, 0)
 INSTANT = pa.timestamp("us", tz="UTC")
-UINT256_ARROW = (pa.binary(), pa.string(), pa.float64())
-UINT256_SPARK = ("BINARY", "STRING", "DOUBLE")
+UINT256_ARROW = (pa.binary(), pa.string(), pa.float64(), *DIGIT_ARROW)
+UINT256_SPARK = ("BINARY", "STRING", "DOUBLE", *DIGIT_SPARK)
 
 
 class ColumnKind(StrEnum):
@@ -48,7 +50,7 @@ class Proof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChainColumn:
-    """One column, or the three of a uint256. ``nullable``: a value may be absent on some chain."""
+    """One column, or those of a uint256. ``nullable``: a value may be absent on some chain."""
 
     name: str
     kind: ColumnKind

@@ -26,6 +26,7 @@ from tracelake.domain.errors import Invalid
 from tracelake.evm import hex_columns
 from tracelake.evm.columns import INSTANT, WEI
 from tracelake.evm.consensus import BLOB_GAS, contract_address, type_of
+from tracelake.evm.digit_columns import named_digit_columns
 from tracelake.evm.hex_columns import (
     BadValue,
     TooWide,
@@ -215,7 +216,8 @@ def transactions_of(raw: Sequence[RawBlock]) -> Rows:
 
 def uint256_columns(name: str, parts: Any) -> Columns:
     binary, text, double = parts
-    return {f"{name}_binary": binary, f"{name}_string": text, f"{name}_f64": double}
+    columns = {f"{name}_binary": binary, f"{name}_string": text, f"{name}_f64": double}
+    return {**columns, **named_digit_columns(name, text)}
 
 
 def _withdrawals(raw: Sequence[RawBlock]) -> Rows:

@@ -23,6 +23,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracelake.evm.columns import UINT256_PARTS
 from tracelake.evm.consensus import (
     header_hash,
     receipt_bytes,
@@ -444,8 +445,9 @@ def _by_block(rows: pa.Table) -> dict[int, list[_JsonObject]]:
 
 
 def _rows(rows: pa.Table) -> list[_JsonObject]:
-    # A double of a uint256 isn't needed, and neither are its bytes.
-    kept = [name for name in rows.column_names if not name.endswith(("_f64", "_binary"))]
+    # Of a uint256 its text is enough.
+    others = tuple(part for part in UINT256_PARTS if part != "_string")
+    kept = [name for name in rows.column_names if not name.endswith(others)]
     found: list[_JsonObject] = rows.select(kept).to_pylist()
     return found
 

@@ -19,6 +19,7 @@ from itertools import groupby, islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tracelake.evm.columns import UINT256_PARTS
 from tracelake.evm.decode import decode
 from tracelake.evm.raw_block import BlockMalformed, BlockMismatch, ChainTable, RawBlock
 from tracelake.evm.rpc.errors import NoQuorum
@@ -30,8 +31,6 @@ _GROUP = 50
 # The fields of node's-word columns that a client may leave out.
 _OF_BLOCK = ("size", "totalDifficulty")
 _OF_RECEIPT = ("blobGasPrice",)
-_PARTS = ("binary", "string", "f64")
-"""The columns of a uint256."""
 
 
 def agreed_blocks(
@@ -141,7 +140,7 @@ class _Witnesses:
             return False
         if len(rows) != len(others):
             return False
-        own = {name for each in unproven for name in (each, *(f"{each}_{part}" for part in _PARTS))}
+        own = {name for each in unproven for name in (each, *(each + part for part in UINT256_PARTS))}
         return all(
             _alike(rows.column(name), others.column(name))
             if name in own

@@ -4,13 +4,13 @@ The column names are those of cryo. Every table has the chain, the block with it
 row can be traced to a block and a day without a join. ``sort_by`` orders a table's rows and identifies each
 row.
 
-In files a uint256 is three columns, in a hot table one ``numeric``. Arrow has no decimal of 78 digits and JSON
+In files a uint256 is several columns, in a hot table one ``numeric``. Arrow has no decimal of 78 digits and JSON
 has no bytes, so on the way to Postgres and back both are text, a nested column as JSON with hexadecimal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -41,6 +41,7 @@ from tracelake.evm.columns import (
     hot_field,
     spark_fields,
 )
+from tracelake.evm.digit_columns import DIGIT_PARTS, digit_columns
 from tracelake.evm.hex_columns import cut
 from tracelake.evm.raw_block import ChainTable
 
@@ -49,7 +50,7 @@ __all__ = ["TABLES", "ChainColumn", "ColumnKind", "TableSchema", "from_hot", "to
 _OF_BLOCK = ("block_number",)
 _OF_TRANSACTION = ("transaction_hash",)
 _DECIMAL_DIGITS = 38
-_, _STRING_PART, _ = UINT256_PARTS
+_STRING_PART = UINT256_PARTS[1]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,17 @@ class TableSchema:
     def arrow(self) -> pa.Schema:
         """The schema of Parquet files."""
         return pa.schema([field for column in self.columns for field in arrow_fields(column)])
+
+    @cached_property
+    def digits(self) -> tuple[str, ...]:
+        """The digit columns, which files of earlier versions lack."""
+        wide = [column.name for column in self.columns if column.kind is ColumnKind.UINT256]
+        return tuple(name + part for name in wide for part in DIGIT_PARTS)
+
+    def has_columns(self, names: Iterable[str]) -> bool:
+        """Whether a file with columns of these names is one of this table."""
+        found, own = set(names), set(self.arrow.names)
+        return found in (own, own - set(self.digits))
 
     @cached_property
     def spark(self) -> str:
@@ -193,7 +205,7 @@ def _json_texts(lists: pa.ChunkedArray) -> pa.Array:
 def _stored_columns(values: pa.ChunkedArray, column: ChainColumn) -> list[pa.ChunkedArray | pa.Array]:
     if column.kind is ColumnKind.UINT256:
         texts = pc.cast(values, pa.string()).combine_chunks()
-        return [_big_endian(texts), texts, pc.cast(texts, pa.float64())]
+        return [_big_endian(texts), texts, pc.cast(texts, pa.float64()), *digit_columns(texts)]
     kind = ARROW[column.kind]
     return [_parsed(values, kind) if column.kind in NESTED else pc.cast(values, kind)]
 

@@ -36,6 +36,7 @@ from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
 from tracelake.domain.operators.integrity_check import SPEC
+from tracelake.evm.columns import UINT256_PARTS
 from tracelake.evm.decode import decode
 from tracelake.evm.fetch import fetch_blocks
 from tracelake.evm.hashing import bits_of
@@ -68,7 +69,7 @@ MAX_FOUND = 1000
 _PORTION = 100
 ChainRows = Mapping[ChainTable, pa.Table]
 # Columns that some nodes leave out or count in their own way; nothing in a header proves them.
-_AT_LIBERTY = ("size", "total_difficulty_binary", "total_difficulty_string", "total_difficulty_f64")
+_AT_LIBERTY = ("size", *(f"total_difficulty{part}" for part in UINT256_PARTS))
 _ALSO_AT_LIBERTY = ("gas_price", "y_parity", "blob_gas_price", "blob_gas_used")
 _NOT_PROVEN = {*_AT_LIBERTY, *_ALSO_AT_LIBERTY}
 _TOPICS = ("topic0", "topic1", "topic2", "topic3")

@@ -61,7 +61,7 @@ class CommittedTable:
             except _UNREADABLE as error:
                 _refuse_if_forbidden(file, error)
                 continue
-            return next((each for each, table in TABLES.items() if names == set(table.arrow.names)), None)
+            return next((each for each, table in TABLES.items() if table.has_columns(names)), None)
         return None
 
     def files(self, blocks: Sequence[int] | None = None) -> Iterator[tuple[PartitionSummary, PartitionFile]]:

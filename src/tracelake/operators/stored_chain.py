@@ -20,6 +20,7 @@ from psycopg import sql
 from tracelake.contracts.dispatcher_api import InputFile
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid, Unavailable
+from tracelake.evm.digit_columns import with_digit_columns
 from tracelake.evm.raw_block import ChainTable
 from tracelake.evm.schemas import TABLES
 from tracelake.objects.base import ObjectLocation
@@ -57,13 +58,15 @@ class StoredTable:
         return pa.concat_tables(rows).sort_by([(name, "ascending") for name in table.sort_by])
 
     def _from_files(self, start: int, end: int) -> Iterator[pa.Table]:
-        schema = TABLES[self.dataset].arrow
+        table = TABLES[self.dataset]
         block = pc.field("block_number")
         for file in self.files:
             # Files of other blocks aren't even opened.
             if file.start <= end and file.end >= start:
-                stored = pads.dataset(file.path, format="parquet", schema=schema)
-                yield stored.to_table(filter=(block >= start) & (block <= end))
+                stored = pads.dataset(file.path, format="parquet", schema=table.arrow)
+                rows = stored.to_table(filter=(block >= start) & (block <= end))
+                there = set(pq.read_schema(file.path).names)
+                yield with_digit_columns(rows, [name for name in table.digits if name not in there])
 
 
 def stored_table(source: Input) -> StoredTable | None:
@@ -83,7 +86,7 @@ def stored_table(source: Input) -> StoredTable | None:
     files = [_stored_file(file) for file in listed]
     names = set(pq.read_schema(files[0].path).names)
     for dataset, table in TABLES.items():
-        if names == set(table.arrow.names):
+        if table.has_columns(names):
             return StoredTable(dataset, files=tuple(sorted(files, key=lambda file: file.start)))
     raise Invalid(
         "NotAChainTable",

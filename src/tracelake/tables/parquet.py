@@ -32,8 +32,10 @@ from tracelake.contracts.manifest import ChainEdges, Manifest, ManifestFile
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
 from tracelake.durable_files import sync_folder
+from tracelake.evm.digit_columns import DIGIT_PARTS, digit_column_names, with_digit_columns
 from tracelake.objects.base import ObjectLocation, ObjectPrefix
 from tracelake.tables.stored_types import as_table, in_stored_form, schema_hash
+from tracelake.tables.wide_integers import integers_with_digits
 
 BLOCKS_PER_FILE = 10_000
 MAX_CELLS = 1000
@@ -71,8 +73,13 @@ class ParquetLayout:
         if order:
             columns = [(name, "ascending") for name in order]
             options["sorting_columns"] = pq.SortingColumn.from_ordering(schema, columns)
-        if self.unique:
-            options["use_dictionary"] = [name for name in schema.names if name not in self.unique]
+        digits = [name for name in digit_column_names(schema.names) if schema.field(name).type == pa.int64()]
+        if self.unique or digits:
+            without = {*self.unique, *digits}
+            options["use_dictionary"] = [name for name in schema.names if name not in without]
+        if digits:
+            # Smaller and three times as fast to read as a dictionary, which sums are for.
+            options["column_encoding"] = dict.fromkeys(digits, "BYTE_STREAM_SPLIT")
         if filters := {name: _filter(first.column(name)) for name in self.lookups if name in schema.names}:
             options["bloom_filter_options"] = filters
         return options
@@ -182,7 +189,7 @@ def write_cells(batches: Iterable[pa.RecordBatch], plan: ParquetPlan) -> Iterato
     try:
         for batch in batches:
             table = pa.Table.from_batches([batch])
-            rows = in_stored_form(table.drop_columns([CELL]))
+            rows = _with_digits(in_stored_form(table.drop_columns([CELL])))
             block_column = plan.block_column if plan.block_column in rows.column_names else None
             for cell, offset, length in _runs(table.column(CELL)):
                 part = rows.slice(offset, length)
@@ -204,6 +211,15 @@ def write_cells(batches: Iterable[pa.RecordBatch], plan: ParquetPlan) -> Iterato
         if file is not None:
             file.discard()
         raise
+
+
+def _with_digits(rows: pa.Table) -> pa.Table:
+    """The rows with the digits of their wide integers made anew: sums of queries rely on them, and rows may come
+    from files of an earlier version, which have none, or from SQL, which may put any beside a number."""
+    for base in integers_with_digits(rows.schema):
+        with suppress(pa.ArrowInvalid):  # a text that is no number, so that no query sums it either
+            rows = with_digit_columns(rows, [base + part for part in DIGIT_PARTS])
+    return rows
 
 
 def check_columns(names: Sequence[str], sort_by: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.anvil import Anvil, build_random_chain, running_anvil
+from tests.support.wide_integers import stored_integer
 from tracelake.domain.operators.decode_events import read_config
 from tracelake.evm.abi.decode_logs import LogDecoder
 from tracelake.evm.decode import decode
@@ -184,10 +185,7 @@ def word(digits: str) -> bytes:
 
 
 def uint256(name: str, digits: str | None) -> Row:
-    if digits is None:
-        return {f"{name}_binary": None, f"{name}_string": None, f"{name}_f64": None}
-    value = number(digits)
-    return {f"{name}_binary": word(digits), f"{name}_string": str(value), f"{name}_f64": float(value)}
+    return stored_integer(name, maybe(number, digits))
 
 
 def block_row(block: Json) -> Row:

@@ -15,12 +15,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.operator_process import EXTREME_PREDICATES, a_task, an_output, operator_process
+from tests.support.wide_integers import stored_integer
 from tracelake.contracts.dispatcher_api import InputFile, PayloadInput
 from tracelake.contracts.manifest import Manifest
 from tracelake.contracts.operator_protocol import Action, ListFiles, SparkTarget
 from tracelake.domain.errors import Invalid
 from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
+from tracelake.evm.columns import UINT256_ARROW, UINT256_PARTS
 from tracelake.objects.base import ObjectLocation
 from tracelake.objects.directory import DirectoryStore
 from tracelake.objects.verify import verify_output
@@ -326,6 +328,24 @@ def test_an_input_is_cut_to_the_scope_and_read_from_the_listed_files_alone(
     ctx = Site(tmp_path, link, 5, 15, parse_where("value <> 'b'")).ctx
     assert ctx.inputs["source"].arrow().column("value").to_pylist() == ["d"]
     assert [row["value"] for row in ctx.inputs[0].dataframe().collect()] == ["d"]
+
+
+def test_spark_reads_and_sums_the_digits_of_a_wide_integer(tmp_path: Path, spark: SparkSession) -> None:
+    link = Files(spark)
+    amounts = [0, 5, 10**18 + 7, 2**256 - 1, -(10**20), -(2**255), None]
+    rows = [{"block_number": place, **stored_integer("value", each)} for place, each in enumerate(amounts)]
+    kinds = {f"value{part}": kind for part, kind in zip(UINT256_PARTS, UINT256_ARROW, strict=True)}
+    written = pa.Table.from_pylist(rows, pa.schema({"block_number": pa.int64(), **kinds}))
+    link.commit(Site(tmp_path, link, 0, 99).ctx.outputs[0].write(written), 0, 99)
+    frame = Site(tmp_path, link, 0, 99).ctx.inputs[0].dataframe()
+    found = sorted(frame.collect(), key=lambda row: row["block_number"])
+    assert [row.asDict() for row in found] == rows
+    [summed] = frame.selectExpr(
+        "sum(value_e0) AS e0", "sum(CAST(value_e18 AS DECIMAL(38,0))) AS e18"
+    ).collect()
+    known = [row for row in rows if row["value_string"] is not None]
+    assert summed["e0"] == sum(row["value_e0"] for row in known)
+    assert summed["e18"] == sum(row["value_e18"] for row in known)
 
 
 def test_rows_without_a_block_number_are_only_read_where_nothing_has_to_be_cut(tmp_path: Path) -> None:

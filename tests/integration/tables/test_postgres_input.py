@@ -17,6 +17,7 @@ from psycopg import sql
 
 from tests.support.hot_scene import HotScene, Wrapper
 from tests.support.operator_process import EXTREME_PREDICATES, an_input
+from tests.support.wide_integers import stored_integer
 from tracelake.contracts.dispatcher_api import PayloadInput
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
@@ -163,12 +164,10 @@ def chain_row(schema: pa.Schema, block: int) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for field in schema:
         name, kind = field.name, field.type
+        if name in row:
+            continue
         if name.endswith("_binary") and f"{name.removesuffix('_binary')}_string" in schema.names:
-            row[name] = value.to_bytes(32, "big")
-        elif name.endswith("_string") and f"{name.removesuffix('_string')}_f64" in schema.names:
-            row[name] = str(value)
-        elif name.endswith("_f64"):
-            row[name] = float(value)
+            row |= stored_integer(name.removesuffix("_binary"), value)
         elif pa.types.is_binary(kind):
             row[name] = bytes([block]) * 20
         elif pa.types.is_integer(kind):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.evm_blocks import CHAIN_ID, EVERY_TYPE, TRANSFER, made_block
+from tests.support.wide_integers import stored_integer
 from tracelake.domain.errors import Invalid
 from tracelake.evm.decode import decode
 from tracelake.evm.raw_block import BlockMalformed, ChainTable, RawBlock
@@ -47,10 +48,7 @@ def word_of(value: str) -> bytes:
 
 def parts_of(name: str, value: str | None) -> Json:
     """A uint256, told plainly."""
-    if value is None:
-        return {f"{name}_binary": None, f"{name}_string": None, f"{name}_f64": None}
-    number = int(value, 16)
-    return {f"{name}_binary": word_of(value), f"{name}_string": str(number), f"{name}_f64": float(number)}
+    return stored_integer(name, number_of(value))
 
 
 def every_table_of(raw: RawBlock) -> Json:

@@ -46,7 +46,7 @@ INVENTED: dict[str, Json] = {
         "withdrawals": [{"index": "0x1", "validatorIndex": "0x2", "address": ADDRESS, "amount": "0x3"}],
         "uncles": [WORD],
         "size": "0x400",
-        "totalDifficulty": "0x500",
+        "totalDifficulty": hex(2**150),
     },
     "transaction": {
         **dict.fromkeys(("maxPriorityFeePerGas", "maxFeePerGas", "maxFeePerBlobGas", "gasPrice"), "0x9"),

@@ -9,6 +9,7 @@ import pytest
 
 from scripts.reference.schemas_page import schemas_page
 from tests.support.evm_blocks import CHAIN_ID, made_block
+from tracelake.evm.columns import UINT256_PARTS
 from tracelake.evm.decode import decode
 from tracelake.evm.raw_block import ChainTable, RawBlock
 from tracelake.evm.schemas import TABLES, ColumnKind
@@ -51,7 +52,7 @@ def test_the_spark_schema_has_the_same_columns_in_the_same_order(dataset: ChainT
     table = TABLES[dataset]
     assert len(table.arrow) == len(
         [column for column in table.columns if column.kind is not ColumnKind.UINT256]
-    ) + 3 * len([column for column in table.columns if column.kind is ColumnKind.UINT256])
+    ) + len(UINT256_PARTS) * len([column for column in table.columns if column.kind is ColumnKind.UINT256])
     for name in table.arrow.names:
         assert f"{name} " in table.spark
 

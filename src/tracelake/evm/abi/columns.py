@@ -18,6 +18,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from tracelake.domain.event_abi import AbiEvent, Bytes, Param, Word, WordKind
+from tracelake.evm.columns import UINT256_ARROW, UINT256_PARTS
 
 EVENT = "event"
 MAX_NAME = 63
@@ -34,7 +35,7 @@ class ParamForm(StrEnum):
     BOOL = "bool"
     INTEGER = "integer"
     WIDE = "wide"
-    """An integer beyond 64 signed bits: exact as bytes and text, approximate as a float."""
+    """An integer beyond 64 signed bits: exact as bytes, text and digits, approximate as a float."""
     BINARY = "binary"
     TEXT = "text"
     JSON = "json"
@@ -72,7 +73,7 @@ def form_of(param: Param) -> ParamForm:
 
 @dataclass(frozen=True, slots=True)
 class ParamColumn:
-    """One column of a parameter, or three for a wide integer in files. ``hot``: for Postgres, where it is one."""
+    """One column of a parameter, or several for a wide integer in files. ``hot``: for Postgres, where it is one."""
 
     name: str
     form: ParamForm
@@ -84,11 +85,8 @@ class ParamColumn:
             return (pa.field(self.name, _SIMPLE[self.form][0]),)
         if self.hot:
             return (pa.field(self.name, pa.string()),)
-        return (
-            pa.field(f"{self.name}_binary", pa.binary()),
-            pa.field(f"{self.name}_string", pa.string()),
-            pa.field(f"{self.name}_f64", pa.float64()),
-        )
+        parts = zip(UINT256_PARTS, UINT256_ARROW, strict=True)
+        return tuple(pa.field(self.name + part, kind) for part, kind in parts)
 
     @property
     def postgres_type(self) -> str:
@@ -133,7 +131,7 @@ class _Wanted:
     form: ParamForm
 
     def named(self, suffix: str) -> str:
-        # Three columns of a wide integer have endings of their own.
+        # The columns of a wide integer have endings of their own.
         room = (
             MAX_NAME - len(self.ending) - len(suffix) - (_LONGEST_PART if self.form is ParamForm.WIDE else 0)
         )

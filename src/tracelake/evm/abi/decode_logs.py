@@ -45,6 +45,7 @@ from tracelake.evm.abi.values import (
     word_value,
     wrong_rows,
 )
+from tracelake.evm.digit_columns import digit_columns
 from tracelake.evm.hashing import keccak256
 from tracelake.evm.hex_columns import Mask
 
@@ -422,7 +423,9 @@ def _word_arrays(kind: Word, column: ParamColumn, words: Words) -> list[pa.Array
             return [small_integers(words)]
         case ParamForm.WIDE:
             texts = integer_texts(words, signed=kind.kind is WordKind.INT)
-            return [texts] if column.hot else [binary_array(words), texts, integer_floats(texts)]
+            if column.hot:
+                return [texts]
+            return [binary_array(words), texts, integer_floats(texts), *digit_columns(texts)]
         case ParamForm.TEXT:
             numbers = [int(word_value(kind, word.tobytes())) for word in words]
             return [pa.array([fixed_text(number, kind.places) for number in numbers], pa.string())]
