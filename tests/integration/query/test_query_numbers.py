@@ -18,7 +18,9 @@ from tests.support.conversation import dag, reactive, source
 from tests.support.databases import PASSWORD, build_state_template
 from tests.support.postgres import SharedPostgres
 from tests.support.query_port import QueryPort, open_query_port, open_steps
+from tests.support.wide_integers import stored_integer
 from tracelake.contracts.query_api import ARROW_STREAM
+from tracelake.evm.columns import UINT256_ARROW, UINT256_PARTS
 from tracelake.hot.install import READER_ROLE, install
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,12 +42,9 @@ HASHES = [number.to_bytes(32, "big") for number in range(len(AMOUNTS))]
 
 def amount_columns(amounts: list[int | None]) -> dict[str, pa.Array]:
     """The columns of an integer in a decoded table's files."""
-    whole = [None if each is None else (each % 2**256).to_bytes(32, "big") for each in amounts]
-    return {
-        "value_binary": pa.array(whole, pa.binary()),
-        "value_string": pa.array([None if each is None else str(each) for each in amounts], pa.string()),
-        "value_f64": pa.array([None if each is None else float(each) for each in amounts], pa.float64()),
-    }
+    rows = [stored_integer("value", each) for each in amounts]
+    kinds = {f"value{part}": kind for part, kind in zip(UINT256_PARTS, UINT256_ARROW, strict=True)}
+    return {name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,10 @@ async def test_files_and_hot_rows_are_one_table(query_scene: QueryScene) -> None
         seen = await scene.query(name.value)
         order = {"blocks": ("block_number",), "transactions": ("block_number", "transaction_index")}
         names = order.get(name.value, ("block_number", "log_index"))
-        assert ordered(seen, *names).equals(ordered(scene.rows(name), *names)), name
+        # The digits of a uint256 are read from files alone, which sums need them for.
+        digits = list(TABLES[name].digits)
+        expected = ordered(scene.rows(name), *names).drop_columns(digits)
+        assert ordered(seen, *names).drop_columns(digits).equals(expected), name
     assert await scene.talk.scopes("compact") == [(0, 9), (10, 19), (20, 29)]
     hot = await scene.query("hot_logs")
     assert ordered(hot).equals(ordered(scene.rows(ChainTable.LOGS)))

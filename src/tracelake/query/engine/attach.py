@@ -72,12 +72,23 @@ WARM_UP_SCHEMA: pa.Schema = _WARM_UP_ROWS.schema
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class ViewColumn:
     """A column of a view: its name and type, and the stored column that it is cast from."""
 
     name: str
     kind: str
     stored: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedView:
+    """What a relation's view is made of: its columns, the paths of the ``files`` that the engine reads itself, and
+    the names of its other ``sources``."""
+
+    relation: ReceivedRelation
+    columns: Sequence[ViewColumn]
+    files: Sequence[str]
+    sources: Sequence[str]
 
 
 class AttachedRelation:
@@ -141,7 +152,10 @@ def paths(relations: Sequence[ReceivedRelation]) -> list[str]:
     return [path_of(file) for relation in relations for file in relation.files if _can_be_opened(file)]
 
 
-def attach(connection: duckdb.DuckDBPyConnection, relations: Sequence[ReceivedRelation]) -> None:
+def attach(
+    connection: duckdb.DuckDBPyConnection, relations: Sequence[ReceivedRelation]
+) -> list[AttachedView]:
+    views = []
     for number, relation in enumerate(relations):
         if len(relation.columns) == 0:
             raise Invalid("RelationWithoutColumns", f"{relation.name} has no columns")
@@ -153,8 +167,11 @@ def attach(connection: duckdb.DuckDBPyConnection, relations: Sequence[ReceivedRe
             _create_view(connection, relation.name, selects)
         except duckdb.BinderException:
             # A file or table lacks a column. Only then are its columns looked up, since that costs a read of each.
-            selects = [_select(source, wanted, _columns(connection, source)) for source in sources]
+            selects = [_select(source, wanted, columns_of(connection, source)) for source in sources]
             _create_view(connection, relation.name, selects)
+        files = [path_of(file) for file in relation.files if _can_be_opened(file)]
+        views.append(AttachedView(relation, wanted, files, sources[1:] if files else sources))
+    return views
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, selects: Sequence[str]) -> None:
@@ -162,10 +179,10 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, selects: Sequ
     connection.execute(SQL.create_view.format(name=quoted(name), rows=rows))
 
 
-def _wanted(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> list[_Column]:
+def _wanted(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> list[ViewColumn]:
     visible, texts = visible_columns(columns), text_columns(columns)
     types = _types(connection, number, visible)
-    return [_Column(name, types[name], texts.get(name, name)) for name in visible.names]
+    return [ViewColumn(name, types[name], texts.get(name, name)) for name in visible.names]
 
 
 def _types(connection: duckdb.DuckDBPyConnection, number: int, columns: pa.Schema) -> dict[str, str]:
@@ -187,8 +204,7 @@ def _sources(connection: duckdb.DuckDBPyConnection, number: int, relation: Recei
     # A file with mode 0600 can't be opened anew by the sandbox's own user, but its descriptor can be mapped.
     mapped = [file for file in relation.files if not _can_be_opened(file)]
     if opened:
-        listed = ", ".join(literal(path_of(file)) for file in opened)
-        yield f"read_parquet([{listed}], {_PARQUET_OPTIONS})"
+        yield read_parquet([path_of(file) for file in opened])
     if mapped:
         name = f"tracelake_{number}_mapped"
         connection.register(name, _mapped_dataset(mapped))
@@ -199,16 +215,20 @@ def _sources(connection: duckdb.DuckDBPyConnection, number: int, relation: Recei
         yield name
 
 
-def _select(source: str, wanted: Sequence[_Column], there: Collection[str]) -> str:
+def read_parquet(files: Sequence[str]) -> str:
+    return f"read_parquet([{', '.join(map(literal, files))}], {_PARQUET_OPTIONS})"
+
+
+def _select(source: str, wanted: Sequence[ViewColumn], there: Collection[str]) -> str:
     """The engine drops a cast to the type that a column already has, and so pushes filters through it."""
-    return SQL.rows_of.format(columns=_casts(wanted, there), source=source)
+    return SQL.rows_of.format(columns=casts(wanted, there), source=source)
 
 
-def _no_rows(wanted: Sequence[_Column]) -> str:
-    return SQL.no_rows_of.format(columns=_casts(wanted, ()), source="(VALUES (1))")
+def _no_rows(wanted: Sequence[ViewColumn]) -> str:
+    return SQL.no_rows_of.format(columns=casts(wanted, ()), source="(VALUES (1))")
 
 
-def _casts(wanted: Sequence[_Column], there: Collection[str]) -> str:
+def casts(wanted: Sequence[ViewColumn], there: Collection[str]) -> str:
     # The engine ignores case in names of columns.
     names = {name.lower() for name in there}
     return ", ".join(
@@ -218,7 +238,7 @@ def _casts(wanted: Sequence[_Column], there: Collection[str]) -> str:
     )
 
 
-def _columns(connection: duckdb.DuckDBPyConnection, source: str) -> list[str]:
+def columns_of(connection: duckdb.DuckDBPyConnection, source: str) -> list[str]:
     return connection.sql(SQL.rows_of.format(columns="*", source=source)).columns
 
 

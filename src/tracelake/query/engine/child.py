@@ -23,7 +23,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, TypeAlias
 
@@ -46,6 +46,7 @@ from tracelake.query.engine.column_types import (
     unfit,
     weight,
 )
+from tracelake.query.engine.digit_sums import with_digit_sums
 from tracelake.query.engine.gate import parse
 from tracelake.query.engine.hex_literals import with_bytes
 from tracelake.query.engine.messages import (
@@ -88,7 +89,7 @@ _WARM_UP_SQL = (
 _ROWS_AT_ONCE = 8192
 _LONGEST_MESSAGE = 4000
 _DESCRIPTOR = re.compile(r"/proc/(?:self|\d+)/fd/\d+")
-_OWN_NAME = re.compile(r"tracelake_\d+_(?:columns|mapped|rows_\d+)")
+_OWN_NAME = re.compile(r"tracelake_\d+_(?:columns|mapped|digits|rows_\d+)")
 _SPILL = re.compile(r"(?:/[\w.-]+)+/duckdb_temp\S*")
 _OUT_OF_MEMORY = "Out of Memory Error"
 # A function that allocates by itself (``reservoir_quantile``) reports an internal error when it gets no memory.
@@ -243,9 +244,9 @@ class _Query:
         try:
             columns = {relation.name: relation.columns for relation in relations}
             wide = bignum.may_be_used(sql, params, columns, self._uses)
-            self._attach_and_lock(relations, exact_casts=wide)
+            views = self._attach_and_lock(relations, exact_casts=wide)
             # Not ``execute``: it would hold all rows in memory before the first is sent.
-            statement = self._statement(sql, params, exact_casts=wide)
+            statement = self._statement(sql, params, views, exact_casts=wide)
             query = self._connection.sql(statement, params=bindable(params) or None)
             send_rows(self._channel.sendall, query, order)
         except (ConnectionError, EOFError) as error:
@@ -254,15 +255,22 @@ class _Query:
         except Exception as error:
             self._send(failure(error))
 
-    def _statement(self, sql: str, params: StatementParams, *, exact_casts: bool) -> str:
+    def _statement(
+        self, sql: str, params: StatementParams, views: Sequence[attach.AttachedView], *, exact_casts: bool
+    ) -> str:
         """The SQL to run: as it was written, unless the engine would read a value of it as another one."""
         try:
             statement = with_bytes(self._connection, sql, params)
-            return bignum.with_exact_casts(self._connection, statement, params) if exact_casts else statement
+            if not exact_casts:
+                return statement
+            statement = bignum.with_exact_casts(self._connection, statement, params)
+            return with_digit_sums(self._connection, statement, params, views)
         except RecursionError:
             raise Invalid("QueryTooDeep", "the query is too large or nested too deeply") from None
 
-    def _attach_and_lock(self, relations: list[attach.ReceivedRelation], *, exact_casts: bool) -> None:
+    def _attach_and_lock(
+        self, relations: list[attach.ReceivedRelation], *, exact_casts: bool
+    ) -> list[attach.AttachedView]:
         setup, connection = self._setup, self._connection
         if setup.parent:
             # A sandbox shows only the interpreter's files. Without one, Landlock keeps the others out of reach; it
@@ -270,12 +278,13 @@ class _Query:
             files = [file for relation in relations for file in relation.files]
             restrict.restrict_reads(files, [*setup.libraries, *([setup.folder] if setup.folder else [])])
             lockdown.use_threads(connection, setup.limits)
-        attach.attach(connection, relations)
+        views = attach.attach(connection, relations)
         if exact_casts:
             lockdown.without_rewriter(connection)
         paths = attach.paths(relations)
         lockdown.lock(connection, paths)
         lockdown.check_query_settings(connection, paths, setup.limits, setup.folder)
+        return views
 
     def _receive_relation(self, attachment: Attachment) -> attach.ReceivedRelation:
         descriptors: list[int] = []

@@ -77,6 +77,13 @@ class QueryTree:
             )
         return sql
 
+    def text(self, expression: Tree) -> str:
+        """The expression as the engine writes it, which is its column's name without an alias."""
+        [[serialized]] = self._connection.execute(SERIALIZE, ["SELECT 1"]).fetchall()
+        tree = orjson.loads(serialized)
+        tree["statements"][0]["node"]["select_list"] = [expression]
+        return self._written(tree).removeprefix("SELECT ")
+
     def _written(self, tree: Tree) -> str:
         [[sql]] = self._connection.execute(_DESERIALIZE, [msgspec.json.encode(tree).decode()]).fetchall()
         return str(sql)
