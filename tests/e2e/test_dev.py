@@ -253,6 +253,9 @@ def test_every_part_is_monitored_at_the_address_that_is_listed(stack: DevStack) 
                 httpx.get(url.removesuffix("/metrics") + path) for path in ("/", "/v1/tasks", "/readyz")
             ]
             assert [each.status_code for each in refused] == [404] * 3
+    # Workers register within seconds, and the Dispatcher looks every few.
+    sinks = 'tracelake_workers{runtime="sink"} 1.0'
+    assert eventually("the sink is counted", lambda: sinks in httpx.get(handle.metrics["dispatcher"]).text)
     targets = json.loads((stack.home / "prometheus-targets.json").read_text())
     listed = {each["labels"]["part"]: f"http://{each['targets'][0]}/metrics" for each in targets}
     shown = json.loads(stack.run("status", "--json").stdout)["metrics"]

@@ -10,7 +10,10 @@ from scripts import structure
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tracelake"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "deploy/monitoring/README.md")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 # Decisions speak of the code as it was when they were made.

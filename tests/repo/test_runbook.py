@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from prometheus_client import CollectorRegistry
 from typer.main import get_command
 
+from scripts.reference.metrics_page import documented
 from tracelake.cli.main import app
-from tracelake.dispatcher.metrics import StateGauges, StepMetrics
-from tracelake.query.audit import QueryMetrics
-from tracelake.serving.surface import HttpMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
@@ -59,12 +56,7 @@ def test_every_option_of_the_runbook_exists() -> None:
 
 
 def test_every_metric_of_the_runbook_exists() -> None:
-    registry = CollectorRegistry()
-    StepMetrics(registry)
-    StateGauges(registry)
-    QueryMetrics(registry).watch_slots(1, lambda: 1)
-    HttpMetrics(registry)
-    known = {name for family in registry.collect() for name in (family.name, f"{family.name}_total")}
+    known = {name for each in documented() for name in (each.name, *each.samples)}
     table = RUNBOOK.partition("## What to watch")[2]
     named = set(re.findall(r"`(tracelake_[a-z_]+)`", table))
     assert named

@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from tests.support.databases import role_dsn
 from tests.support.operator_process import a_task, an_output
@@ -49,6 +50,7 @@ from tracelake.queue.base import Queue
 from tracelake.queue.postgres import PostgresQueue
 from tracelake.queue.postgres_install import migrate
 from tracelake.settings import Secret
+from tracelake.sink.metrics import SinkMetrics
 from tracelake.sink.sink_task import SinkParts, SinkTask
 
 ORG = "00000000-0000-4000-8000-0000000000cc"
@@ -120,6 +122,8 @@ class SinkScene:
         self.listener = Listener(self.schema)
         self.name = buffer_queue(self.output.dataset_uuid)
         self.epoch = 0
+        self.registry = CollectorRegistry()
+        self.metrics = SinkMetrics(self.registry)
         self.held: HeldTask | None = None
 
     @classmethod
@@ -198,6 +202,7 @@ class SinkScene:
             store=store,
             objects=self.objects,
             on_progress=lambda _: None,
+            metrics=self.metrics,
         )
         return SinkTask(self.held, parts)
 

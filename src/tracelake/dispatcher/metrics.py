@@ -70,10 +70,20 @@ class StateGauges:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"tracelake_{name}", text, labels, registry=registry)
 
-        self.queued = gauge("tasks_queued", "Tasks that wait.", "runtime", "dag", "job")
-        self.queued_age = gauge("tasks_queued_oldest_seconds", "Age of the oldest.", "runtime", "dag", "job")
+        self.queued = gauge("tasks_queued", "Tasks that wait, for any reason.", "runtime", "dag", "job")
+        self.queued_age = gauge(
+            "tasks_queued_oldest_seconds",
+            "Age of the oldest task that waits.",
+            "runtime",
+            "dag",
+            "job",
+        )
         self.in_flight = gauge("tasks_in_flight", "Tasks that run.", "operator")
-        self.workers = gauge("workers", "Workers that are there.", "runtime")
+        self.workers = gauge(
+            "workers",
+            "Workers, registered or holding tasks.",
+            "runtime",
+        )
         self.worker_slots = gauge("worker_slots", "Tasks that they can run at once.", "runtime")
         self.worker_held = gauge("worker_tasks", "Tasks that they run, without sources.", "runtime")
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")

@@ -28,6 +28,7 @@ from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
 from tracelake.serving.metrics_port import MetricsAddress, process_registry, serve_metrics
 from tracelake.settings import Secret
+from tracelake.sink.metrics import SinkMetrics
 from tracelake.sink.sink_task import SinkParts, SinkTask
 
 #: The queue never gives a message up: one that was received often may be fine, and its sinks have died.
@@ -64,7 +65,7 @@ async def run_sink(
     registry = process_registry("sink")
     async with serve_metrics(settings.metrics, registry), AsyncExitStack() as parts:
         # Starting waits for services without a limit, so a stop must be able to end it.
-        starting = asyncio.create_task(_start(settings, parts))
+        starting = asyncio.create_task(_start(settings, parts, SinkMetrics(registry)))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -82,7 +83,7 @@ async def run_sink(
     _log.info("sink_stopped", worker_id=settings.worker_id)
 
 
-async def _start(settings: SinkSettings, parts: AsyncExitStack) -> Sink:
+async def _start(settings: SinkSettings, parts: AsyncExitStack, metrics: SinkMetrics) -> Sink:
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
     queue = await wait_for_queue(
@@ -95,7 +96,7 @@ async def _start(settings: SinkSettings, parts: AsyncExitStack) -> Sink:
     await parts.enter_async_context(registered(client, registration))
     store = BufferStore(settings.data_write_dsn)
     parts.push_async_callback(store.close)
-    sink = Sink(settings, client, queue, store)
+    sink = Sink(settings, client, queue, store, metrics)
     parts.push_async_callback(sink.close)
     return sink
 
@@ -104,9 +105,15 @@ class Sink:
     """The tasks that a process holds, from their claim until their completion was reported."""
 
     def __init__(
-        self, settings: SinkSettings, client: DispatcherClient, queue: Queue, store: BufferStore
+        self,
+        settings: SinkSettings,
+        client: DispatcherClient,
+        queue: Queue,
+        store: BufferStore,
+        metrics: SinkMetrics,
     ) -> None:
         self._load = Load(_CLAIMS_AT_ONCE)
+        metrics.watch(lambda: len(self._load.running))
         self._heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
         self._wake_ups = WakeUps(queue, settings.queue)
         self._reporter = HeldTaskReporter(client, self._load, self._heartbeats, self._wake_ups)
@@ -124,6 +131,7 @@ class Sink:
             store=store,
             objects=objects.open(settings.objects),
             on_progress=self._heartbeats.send_soon,
+            metrics=metrics,
         )
 
     async def poll(self, stop: asyncio.Event) -> None:

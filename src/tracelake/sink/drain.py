@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from prometheus_client import CollectorRegistry
+
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Invalid, TracelakeError
 from tracelake.hot.buffers import Batch, BufferStore, BufferTable, Merged, Retraction
@@ -28,6 +30,7 @@ from tracelake.leases.until_answered import until_answered
 from tracelake.objects.base import ObjectLocation
 from tracelake.queue.base import Message
 from tracelake.sink.batches import BatchReader, DeadLetters, PoisonMessage, ReceivedChange
+from tracelake.sink.metrics import SinkMetrics
 
 MAX_PORTION_BYTES = 2 * 1024 * 1024
 MAX_PORTION_ROWS = 10_000
@@ -253,8 +256,11 @@ class SinkProgress:
     """Counts since the attempt began, for its log and its progress. ``lag_seconds``: how long the oldest message of
     the last commit had waited."""
 
-    def __init__(self, held: HeldTask, on_progress: Callable[[HeldTask], None]) -> None:
+    def __init__(
+        self, held: HeldTask, on_progress: Callable[[HeldTask], None], metrics: SinkMetrics | None = None
+    ) -> None:
         self._held = held
+        self._metrics = metrics or SinkMetrics(CollectorRegistry())
         self._on_progress = on_progress
         # The first commit is logged, however soon after the machine's start.
         self._logged_at = -_LOG_SECONDS
@@ -271,6 +277,10 @@ class SinkProgress:
         oldest = min(message.enqueued_at for message in messages)
         # The queue's clock may be ahead of ours.
         self._lag = max(0.0, (datetime.now(UTC) - oldest).total_seconds())
+        self._metrics.messages.inc(len(messages))
+        self._metrics.rows.inc(result.written)
+        self._metrics.retracted.inc(result.retracted)
+        self._metrics.lag.set(self._lag)
         self._show()
         if time.monotonic() - self._logged_at >= _LOG_SECONDS:
             self._logged_at = time.monotonic()
@@ -278,10 +288,13 @@ class SinkProgress:
 
     def dead_letter(self) -> None:
         self._dead_letters += 1
+        self._metrics.dead_letters.inc()
         self._show()
 
     def waits_for(self, what: str | None) -> None:
         self._waits_for = what
+        if what is not None:
+            self._metrics.outages.inc()
         self._show()
 
     def ended(self) -> None:

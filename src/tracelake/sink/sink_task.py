@@ -37,6 +37,7 @@ from tracelake.queue.base import Queue
 from tracelake.settings import Secret
 from tracelake.sink.batches import BatchReader, DeadLetters
 from tracelake.sink.drain import Drain, OutageRetry, SinkProgress
+from tracelake.sink.metrics import SinkMetrics
 
 #: How long received messages stay hidden after a sink's death: no longer than its lease.
 VISIBILITY_SECONDS = 10.0
@@ -62,6 +63,7 @@ class SinkParts:
     store: BufferStore
     objects: ObjectStore
     on_progress: Callable[[HeldTask], None]
+    metrics: SinkMetrics | None = None
 
 
 class SinkTask:
@@ -130,7 +132,7 @@ class SinkTask:
     async def _work(self) -> None:
         config = _config(self._held)
         table = _table(self._held, config)
-        progress = SinkProgress(self._held, self._parts.on_progress)
+        progress = SinkProgress(self._held, self._parts.on_progress, self._parts.metrics)
         outages = OutageRetry(self._held, progress.waits_for)
         writer = await self._begin(table, outages)
         messages = WakeUps(self._parts.queue, buffer_queue(table.dataset_uuid), VISIBILITY_SECONDS)

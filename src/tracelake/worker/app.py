@@ -46,6 +46,7 @@ from tracelake.worker.calls import QueryClient
 from tracelake.worker.data_commit import DataCommitter
 from tracelake.worker.host.client import HostSpec
 from tracelake.worker.host.operator_pool import OperatorSupply
+from tracelake.worker.metrics import AttemptMetrics
 from tracelake.worker.secrets import RpcPools, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -69,20 +70,25 @@ async def run_worker(
     registry = process_registry("worker")
     # First: a worker that waits for the rest of the stack is monitored as well.
     async with serve_metrics(settings.metrics, registry):
-        await _run(settings, stop, stop_now, on_ready)
+        metrics = AttemptMetrics(registry, settings.runtime, settings.concurrency)
+        await _run(settings, stop, stop_now, on_ready, metrics)
 
 
 async def _run(
-    settings: WorkerSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: OnReady
+    settings: WorkerSettings,
+    stop: asyncio.Event,
+    stop_now: asyncio.Event,
+    on_ready: OnReady,
+    metrics: AttemptMetrics,
 ) -> None:
     if settings.runtime == LAMBDA:
         from tracelake.worker.lambda_.app import run_invoker
 
-        await run_invoker(settings, stop, on_ready, stop_now)
+        await run_invoker(settings, stop, on_ready, stop_now, metrics)
         return
     background = Background()
     async with AsyncExitStack() as parts:
-        wrapper = await _or_stopped(stop, _start(settings, parts, background))
+        wrapper = await _or_stopped(stop, _start(settings, parts, background, metrics))
         if wrapper is None:
             return
         _log.info("worker_ready", runtime=settings.runtime, worker_id=settings.worker_id)
@@ -92,7 +98,9 @@ async def _run(
     _log.info("worker_stopped", worker_id=settings.worker_id)
 
 
-async def _start(settings: WorkerSettings, parts: AsyncExitStack, background: Background) -> Wrapper:
+async def _start(
+    settings: WorkerSettings, parts: AsyncExitStack, background: Background, metrics: AttemptMetrics
+) -> Wrapper:
     secrets = SecretProvider(os.environ, settings.secrets_file)
     rpc_pools = RpcPools(settings.rpc_pools, os.environ, required=settings.rpc_pools_required)
     parts.enter_context(own_work_folder(settings.work_folder))
@@ -138,6 +146,7 @@ async def _start(settings: WorkerSettings, parts: AsyncExitStack, background: Ba
         engine=engine,
         rpc_pools=rpc_pools,
         queries=queries,
+        metrics=metrics,
     )
     if engine is not None:
         watching = background.running("the watch over attempts on Spark", wrapper.watch_spark(engine))

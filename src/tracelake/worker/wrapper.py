@@ -19,6 +19,7 @@ from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
 from tracelake.worker.attempt import AttemptRunner, Operators
 from tracelake.worker.calls import Committer, QueryClient
+from tracelake.worker.metrics import AttemptMetrics
 from tracelake.worker.secrets import RpcPools, SecretProvider
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
@@ -42,6 +43,7 @@ class Wrapper:
         engine: SparkEngine | None = None,
         rpc_pools: RpcPools | None = None,
         queries: QueryClient | None = None,
+        metrics: AttemptMetrics | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -54,6 +56,11 @@ class Wrapper:
         self.load = Load(settings.concurrency)
         self.heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
         self.wake_ups = WakeUps(queue, settings.queue)
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.watch(lambda: len(self.load.running), lambda: len(self.load.held))
+            if engine is not None:
+                metrics.watch_spark(lambda: engine.generation)
         self._reporter = HeldTaskReporter(client, self.load, self.heartbeats, self.wake_ups)
         self._poller = Poller(
             wake_ups=self.wake_ups,
@@ -106,6 +113,8 @@ class Wrapper:
             self.load.ran(held, seconds)
         self._worked_at = self._loop.time()
         _log_end(held, completion, seconds)
+        if self._metrics is not None:
+            self._metrics.ended(None if completion is None else completion.status, seconds)
         self.report(held, completion)
 
     async def watch_spark(self, engine: SparkEngine) -> None:

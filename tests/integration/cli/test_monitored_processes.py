@@ -25,6 +25,11 @@ COMMANDS = {
     "invoker": ("worker", "--runtime", "lambda", "--drain-seconds", "0"),
     "sink": ("sink", "--drain-seconds", "0"),
 }
+OWN = {
+    "worker": "tracelake_attempt_slots",
+    "invoker": "tracelake_attempt_slots",
+    "sink": "tracelake_process_info",
+}
 DSN = f"postgresql://someone:{SECRET}@{NOWHERE}/nothing"
 
 
@@ -64,7 +69,7 @@ def test_the_port_answers_its_monitoring_and_nothing_else(name: str, tmp_path: P
         page = client.get("/metrics")
         assert page.status_code == 200
         families = {family.name for family in text_string_to_metric_families(page.text)}
-        assert {"tracelake_process_info", "process_cpu_seconds"} <= families
+        assert {"tracelake_process_info", "process_cpu_seconds", OWN[name]} <= families
         assert client.get("/healthz").json() == {"status": "ok"}
         for text in (page.text, str(page.headers)):
             assert SECRET not in text

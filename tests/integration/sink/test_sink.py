@@ -134,6 +134,11 @@ async def test_a_poison_batch_goes_whole_to_the_dead_letters_and_the_others_go_o
     assert "record 1" in reason
     assert letters[reason].message == poison
     assert {letter.tries for letter in letters.values()} == {1}
+    counted = {
+        name: scene.registry.get_sample_value(f"tracelake_sink_{name}_total")
+        for name in ("messages", "rows", "dead_letters")
+    }
+    assert counted == {"messages": 2.0, "rows": 2.0, "dead_letters": 4.0}
 
 
 async def test_rows_that_claim_another_org_are_a_dead_letter(scene: SinkScene) -> None:

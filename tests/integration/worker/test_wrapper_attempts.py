@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.dev_stack import descendants, eventually
 from tests.support.postgres import SharedPostgres
@@ -41,6 +45,27 @@ def test_a_noop_is_completed_and_its_output_committed(scene: WorkerScene, worker
     assert shown.status == "Completed"
     assert [event.start for event in shown.events] == [0]
     assert [each.outcome for each in shown.attempts] == ["Completed"]
+
+
+def test_a_worker_counts_how_attempts_end_and_is_counted_itself(
+    scene: WorkerScene, worker: WorkerProcess
+) -> None:
+    assert scene.ran("counted", "noop").status == "Completed"
+    [url] = re.findall(r'"(http://[^"]+/metrics)"', worker.log())
+
+    def sample(name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(httpx.get(url).text)
+        found = [each for family in families for each in family.samples if each.name == name]
+        return sum(each.value for each in found if labels.items() <= each.labels.items())
+
+    # The report is answered before the end is counted, and the page is a moment old.
+    ended = partial(sample, "tracelake_attempts_ended_total", runtime="ecs_python", status="Completed")
+    eventually("the end is counted", lambda: ended() >= 1)
+    assert sample("tracelake_attempt_seconds_count", runtime="ecs_python") >= 1
+    assert sample("tracelake_attempt_slots", runtime="ecs_python") == 2
+    counted = 'tracelake_workers{runtime="ecs_python"} 1.0'
+    page = f"{scene.replica.internal_url}/metrics"
+    assert eventually("the worker is counted", lambda: counted in httpx.get(page).text)
 
 
 def log_of(worker: WorkerProcess, scene: WorkerScene, dag: str, attempt: int = 1) -> str:

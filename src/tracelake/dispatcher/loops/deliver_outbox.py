@@ -171,8 +171,10 @@ class OutboxDelivery(_Delivery):
             take_due=outbox.take_due,
             entries="outbox entries",
             delivery="outbox",
-            delivered=Counter("tracelake_outbox_delivered_total", "Delivered.", registry=registry),
-            failed=Counter("tracelake_outbox_failed_total", "Failed deliveries.", registry=registry),
+            delivered=Counter("tracelake_outbox_delivered_total", "Entries delivered.", registry=registry),
+            failed=Counter(
+                "tracelake_outbox_failed_total", "Failed deliveries of entries.", registry=registry
+            ),
         )
         self._runtimes = runtimes
         self._run_local = run_local

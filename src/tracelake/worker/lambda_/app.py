@@ -29,6 +29,7 @@ from tracelake.worker.lambda_.invoke_server import MAX_EVENT_BYTES, InvokeEndpoi
 from tracelake.worker.lambda_.invoker import Invoker
 from tracelake.worker.lambda_.journal import Journal
 from tracelake.worker.lambda_.start_environment import EnvironmentStarter
+from tracelake.worker.metrics import AttemptMetrics
 from tracelake.worker.settings import WorkerSettings
 
 _MAX_PLACES = 64
@@ -55,6 +56,7 @@ async def run_invoker(
     stop: asyncio.Event,
     on_ready: Callable[[], None],
     stop_now: asyncio.Event | None = None,
+    metrics: AttemptMetrics | None = None,
 ) -> None:
     """Run until ``stop`` is set, or ``idle_timeout`` has passed without work, and every attempt is ended and
     reported.
@@ -66,12 +68,18 @@ async def run_invoker(
         # A worker's own folder is new with each start, but a successor must find its predecessor's files.
         with _InvokerFolder(settings.work_folder.parent) as place:
             signals = _Signals(stop, stop_now or asyncio.Event(), on_ready)
-            await _run(settings, sandbox, place.folder, signals)
+            await _run(settings, sandbox, place.folder, signals, metrics)
     finally:
         await sandbox.close()
 
 
-async def _run(settings: WorkerSettings, sandbox: Sandbox, folder: Path, signals: _Signals) -> None:
+async def _run(
+    settings: WorkerSettings,
+    sandbox: Sandbox,
+    folder: Path,
+    signals: _Signals,
+    metrics: AttemptMetrics | None,
+) -> None:
     journal = Journal(folder / "journal")
     await asyncio.to_thread(build_layer, folder / "layer")
     async with AsyncExitStack() as stack:
@@ -87,7 +95,12 @@ async def _run(settings: WorkerSettings, sandbox: Sandbox, folder: Path, signals
         )
         pool = EnvironmentPool(starter.start, starter.still_good, max_idle=settings.concurrency)
         invoker = Invoker(
-            dispatcher, pool, journal, log_folder=settings.log_folder, concurrency=settings.concurrency
+            dispatcher,
+            pool,
+            journal,
+            log_folder=settings.log_folder,
+            concurrency=settings.concurrency,
+            metrics=metrics,
         )
         invoker.report_unfinished()
         try:

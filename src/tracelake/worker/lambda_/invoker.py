@@ -30,6 +30,7 @@ from tracelake.worker.lambda_.environment import Environment, EnvironmentPool
 from tracelake.worker.lambda_.function_program import FunctionIdentity
 from tracelake.worker.lambda_.journal import AttemptFence, Journal, JournaledReports
 from tracelake.worker.lambda_.runtime_api import AttemptToken, Broken, Result, RuntimeCall
+from tracelake.worker.metrics import AttemptMetrics
 
 LOOK_SECONDS = 5.0
 """Interval of asking whether a running task has been canceled: functions needn't send heartbeats."""
@@ -66,6 +67,7 @@ class Invoker:
         log_folder: Path,
         concurrency: int,
         look_seconds: float = LOOK_SECONDS,
+        metrics: AttemptMetrics | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._reports = JournaledReports(dispatcher, journal)
@@ -77,6 +79,9 @@ class Invoker:
         self._running: dict[tuple[object, int], _Attempt] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.watch(lambda: len(self._running), lambda: len(self._work))
         self.idle_since = time.monotonic()
 
     @property
@@ -160,6 +165,8 @@ class Invoker:
             self.idle_since = time.monotonic()
         status = "Canceled" if ending is None else ending.completion.status
         seconds = round(time.monotonic() - started, 4)
+        if self._metrics is not None:
+            self._metrics.ended(None if ending is None else status, seconds)
         await self._reports.report(attempt.fence, attempt.task, None if ending is None else ending.completion)
         _log.info("function_ended", status=status, seconds=seconds, **bound)
 
