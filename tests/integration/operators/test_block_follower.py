@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.support.faulty_rpc import Fault, FaultyRpc
 from tests.support.follow_scene import USUAL, Attempt, FollowScene, Reader, node_blocks, node_table
 from tests.support.postgres import CloneDatabase
 from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.domain.chain_status import FollowerFacts, follower_status
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.server import RunningChain, running
@@ -69,6 +72,12 @@ def assert_equal(scene: FollowScene, node: RunningChain, start: int = 0) -> None
         assert version.cursor == node.chain.head
 
 
+def condition_of(attempt: Attempt) -> str:
+    """What people are shown of it."""
+    facts = FollowerFacts(now=datetime.now(UTC), status="Running", reported=attempt.wrapper.progress)
+    return str(follower_status(facts).condition)
+
+
 def invalidated(scene: FollowScene) -> list[tuple[int, int]]:
     return [
         (event.invalidate.start, event.invalidate.end)
@@ -100,6 +109,11 @@ def test_an_empty_table_is_filled_from_the_start_and_then_follows_the_tip(
     assert invalidated(scene) == []
     expected = {"head": 16, "tip": 16, "lag": 0, "reorgs": 0, "endpoints": "node0"}
     eventually("its progress", lambda: expected.items() <= attempt.wrapper.progress.items() or None)
+    shown = attempt.wrapper.progress
+    assert abs(time.time() - shown["head_at"]) < 600
+    assert shown["head_time"] > 0
+    assert shown["endpoint_states"] == "node0 ok"
+    assert condition_of(attempt) == "following"
 
 
 def test_every_dataset_can_be_followed_by_its_name(scenes: Callable[..., FollowScene], serve: Serve) -> None:
@@ -696,6 +710,8 @@ def test_an_outage_of_the_endpoints_is_waited_out_and_shown(scene: FollowScene) 
             eventually("it is in step", lambda: version.cursor == 10 or None)
             first.close()
             eventually("it says so", lambda: attempt.wrapper.progress.get("problem"))
+            assert condition_of(attempt) == "unreachable"
+            assert attempt.wrapper.progress["problem_since"] <= time.time()
             chain.mine(3)
             with running(chain, port=int(node.url.rpartition(":")[2])) as again:
                 eventually("it goes on", lambda: version.cursor == 13 or None)
