@@ -416,19 +416,23 @@ class EventOut(Struct, frozen=True):
     or ``old_revision`` when it is only kept for audit."""
 
     event_id: int
-    state: Literal["counted", "pending", "old_version", "old_revision"]
+    state: Literal["counted", "pending", "old_version", "old_revision", "held"]
     revision: int
 
 
 class EventsResponse(Struct, frozen=True):
+    """``pause`` as in a heartbeat's answer: a source stops producing until told otherwise."""
+
     events: list[EventOut]
     tasks_created: int
+    pause: bool = False
 
 
 class TriggerRequest(Struct, frozen=True, forbid_unknown_fields=True):
     cursor: BlockNumber | None = None
     start: BlockNumber | None = None
     end: BlockNumber | None = None
+    priority: Literal["normal", "bulk"] = "normal"
 
 
 class TriggerResponse(Struct, frozen=True):

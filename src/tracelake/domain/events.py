@@ -16,12 +16,14 @@ MAX_TASK_BYTES = 16 * 1024**3
 
 
 class EventState(StrEnum):
-    """Whether an event counts, is pending until its completion, or is only kept for audit."""
+    """Whether an event counts, is pending until its completion, waits until its source is released, or is only kept
+    for audit."""
 
     COUNTED = "counted"
     PENDING = "pending"
     OLD_VERSION = "old_version"
     OLD_REVISION = "old_revision"
+    HELD = "held"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class Announcement:
     range: BlockRange
     task_id: UUID | None
     attempt: int | None
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class StoredPartition:
     location: str | None
     manifest: Any
     row_count: int | None
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ async def announce_scopes(tx: Transaction, scopes: Sequence[Announcement]) -> li
         [scope.range.end for scope in scopes],
         [scope.task_id for scope in scopes],
         [scope.attempt for scope in scopes],
+        [scope.bulk for scope in scopes],
     )
     new = {(row["dataset_version"], row["range_start"], row["range_end"]) for row in rows}
     return [
@@ -216,6 +219,7 @@ async def commit_partitions(tx: Transaction, partitions: Sequence[StoredPartitio
         [partition.location for partition in partitions],
         [partition.manifest for partition in partitions],
         [partition.row_count for partition in partitions],
+        [partition.bulk for partition in partitions],
     )
     return [
         CommittedScope(partition.version.dataset_version, partition.range, True) for partition in partitions
@@ -344,6 +348,7 @@ class EventRow:
     bounds: tuple[int, int]
     revision: int
     state: EventState
+    bulk: bool = False
 
     @property
     def key(self) -> tuple[UUID, UUID | None, str, int, int]:
@@ -373,6 +378,7 @@ async def record_events(tx: Transaction, events: Sequence[EventRow]) -> list[int
         [event.bounds[1] for event in unique],
         [event.revision for event in unique],
         [event.state.value for event in unique],
+        [event.bulk for event in unique],
     )
     ids = {
         (row["dataset_version"], row["task_id"], row["kind"], row["range_start"], row["range_end"]): row[

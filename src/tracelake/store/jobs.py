@@ -66,6 +66,12 @@ class ActiveJob:
     source_kind: SourceKind | None
     runtime: str
     paused: bool
+    bulk_held: bool
+    backlog: bool
+
+    def keeps(self, *, bulk: bool) -> bool:
+        """Whether its events wait until it goes on, or behind others that do."""
+        return self.paused or self.backlog or (bulk and self.bulk_held)
 
 
 class JobDefinitions:
@@ -136,7 +142,15 @@ async def active(tx: Transaction, dag_name: str, name: str) -> ActiveJob:
     if row is None:
         raise NotFound("UnknownJob", f"there is no active job {dag_name}/{name}")
     kind = SourceKind(row["source_kind"]) if row["source_kind"] else None
-    return ActiveJob(row["job_id"], row["org_id"], kind, row["runtime"], row["paused"])
+    return ActiveJob(
+        row["job_id"],
+        row["org_id"],
+        kind,
+        row["runtime"],
+        row["paused"],
+        row["bulk_held"],
+        row["backlog"],
+    )
 
 
 class PauseCause(StrEnum):
@@ -202,6 +216,12 @@ async def missing_scopes(
     return ScopePage(
         [scope for scope, has_task in scopes if not has_task], scopes[-1][0] if len(scopes) == limit else None
     )
+
+
+async def room(tx: Transaction, job_id: UUID) -> int | None:
+    """How many more tasks may wait in a job's queue; None without a threshold."""
+    row = await tx.fetchrow(SQL.room, job_id)
+    return row["room"] if row else None
 
 
 async def last_update(tx: Transaction, job_id: UUID) -> LastUpdate:

@@ -24,7 +24,8 @@ SQL = sqlfiles.load("tracelake.store.sql", "tasks.sql")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task with its job's settings; locked unless it came from ``read``."""
+    """A task with its job's settings; locked unless it came from ``read``. ``bulk`` is work of a backfill, ``is_bulk``
+    that or work of a bulk job. ``held``: its job is paused or held, or is held for work like this."""
 
     state: TaskState
     seq: int
@@ -40,6 +41,10 @@ class TaskRow:
     idle_timeout_seconds: int | None
     max_concurrency: int | None
     now: datetime
+    operator: str
+    bulk: bool
+    is_bulk: bool
+    held: bool
 
     @property
     def task_id(self) -> UUID:
@@ -58,6 +63,7 @@ class NewTask:
     task_id: UUID
     runtime: str
     wake: bool = True
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +240,11 @@ async def park(tx: Transaction, task_ids: Sequence[UUID]) -> None:
         await tx.execute(SQL.park_tasks, list(task_ids))
 
 
+async def stall(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    if task_ids:
+        await tx.execute(SQL.stall_tasks, list(task_ids))
+
+
 async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
     if not slots:
         return []
@@ -241,9 +252,10 @@ async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
 
 
 async def create_partition_tasks(
-    tx: Transaction, candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]]
+    tx: Transaction, candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]], *, kept: bool = False
 ) -> list[NewTask]:
-    """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new."""
+    """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new. ``kept`` ones
+    have waited for their turn already."""
     if not candidates:
         return []
     rows = await tx.fetch(
@@ -253,8 +265,9 @@ async def create_partition_tasks(
         [candidate[2].start for candidate in candidates],
         [candidate[2].end for candidate in candidates],
         [candidate[3] for candidate in candidates],
+        kept,
     )
-    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
+    return [NewTask(row["task_id"], row["runtime"], row["wake"], row["bulk"]) for row in rows]
 
 
 async def create_cursor_tasks(
@@ -323,7 +336,7 @@ async def wake_queued_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> list[
 
 
 def _new(rows: Sequence[Row]) -> list[NewTask]:
-    return [NewTask(row["task_id"], row["runtime"]) for row in rows]
+    return [NewTask(row["task_id"], row["runtime"], bulk=row["bulk"]) for row in rows]
 
 
 def _task(row: Row) -> TaskRow:
@@ -346,7 +359,7 @@ def _task(row: Row) -> TaskRow:
             row["retry_max_seconds"],
         ),
         job_active=row["active"],
-        job_paused=row["paused"],
+        job_paused=row["held"],
     )
     scope = BlockRange(row["range_start"], row["range_end"]) if row["range_start"] is not None else None
     return TaskRow(
@@ -364,6 +377,10 @@ def _task(row: Row) -> TaskRow:
         row["idle_timeout_seconds"],
         row["max_concurrency"],
         row["now"],
+        row["operator"],
+        row["bulk"],
+        row["bulk"] or row["priority"] == "bulk",
+        row["held"],
     )
 
 

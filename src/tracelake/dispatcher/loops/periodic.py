@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from tracelake.dispatcher.loops.balance_queues import balance_queues
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
@@ -43,6 +44,7 @@ def periodic_loops(
     reaper = Reaper(ctx, settings.reap_seconds)
     return [
         delivery.deliver_fresh(),
+        balance_queues(ctx),
         every(settings.outbox_sweep_seconds, "outbox", delivery.sweep),
         every(settings.reap_seconds, "reaper", reaper.reap, on_error=reaper.reset_listening),
         every(settings.rewake_seconds, "rewake", lambda: rewake_queued(ctx, settings.rewake_after_seconds)),

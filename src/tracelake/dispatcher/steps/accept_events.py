@@ -34,7 +34,13 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
         await check_events(ctx.emissions, tx, task, len(request.events))
         definition = (await ctx.definitions.get(tx, [task.job_id]))[task.job_id]
         producer = Producer(
-            definition.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+            definition.org_id,
+            task.job_id,
+            task.state.job_active,
+            task.task_id,
+            request.attempt,
+            task.epoch,
+            task.bulk,
         )
         produced = await resolve_events(tx, producer, definition, request.events)
         gates = await open_gates(
@@ -59,11 +65,13 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
     return EventsResponse(
         [EventOut(kept.event_id, kept.state.value, kept.revision) for kept in counted.kept],
         len(counted.created),
+        pause=sender.state.job_paused,
     )
 
 
 async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerRequest) -> TriggerResponse:
-    """Record an event on output 0 of a manual source, as if one of its tasks had sent it."""
+    """Record an event on output 0 of a manual source, as if one of its tasks had sent it. While the source is paused
+    or held the event is kept."""
 
     async def work(tx: Transaction) -> CountedEvents:
         active = await jobs.active(tx, dag, job)
@@ -76,7 +84,10 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
             start=request.start,
             end=request.end,
         )
-        producer = Producer(definition.org_id, active.job_id, active=True)
+        bulk = request.priority == "bulk"
+        producer = Producer(
+            definition.org_id, active.job_id, active=True, bulk=bulk, held=active.keeps(bulk=bulk)
+        )
         produced = await resolve_events(tx, producer, definition, [event])
         gates = await open_gates(tx, produced)
         return await count_events(ctx, tx, produced, gates)
@@ -84,6 +95,8 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
     with ctx.metrics.timed("trigger"):
         counted = await ctx.db.run(work, hot=True)
     _count(ctx, counted)
+    # A kept event is routed as soon as there is room.
+    ctx.queues_changed.set()
     return TriggerResponse(counted.kept[0].event_id, len(counted.created))
 
 
@@ -91,3 +104,5 @@ def _count(ctx: StepContext, counted: CountedEvents) -> None:
     for kept in counted.kept:
         ctx.metrics.events.labels(kept.state.value).inc()
     ctx.metrics.tasks_created.inc(len(counted.created))
+    if counted.created:
+        ctx.queues_changed.set()

@@ -60,6 +60,7 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
     with ctx.metrics.timed("claim"):
         # Tokens are signed after the commit: no row lock is held meanwhile.
         decided = await ctx.db.run(work, hot=True)
+    ctx.queues_changed.set()
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
 
@@ -139,7 +140,8 @@ async def _pass_slots_on(
     """A refused claim has used up its wake-up. A task whose job is full is parked until the next free slot; one
     that can't run for another reason leaves the slot that it may have been woken for to the next in line."""
     refused = {claim.task_id: verdict for claim, verdict in zip(claims, verdicts, strict=True)}
-    gated = [row for row in rows.values() if row.gated and row.state.status is TaskStatus.QUEUED]
+    queued = [row for row in rows.values() if row.state.status is TaskStatus.QUEUED]
+    gated = [row for row in queued if row.gated or row.held]
     parked = [
         row
         for row in gated
@@ -147,9 +149,11 @@ async def _pass_slots_on(
     ]
     out = [
         row
-        for row in gated
+        for row in queued
         if refused[row.task_id] is ClaimVerdict.SUPERSEDED or not gates[row.task_id].inputs_committed
     ]
+    # They don't wait for a worker, and their producers must not be held because of them.
+    await tasks.stall(tx, [row.task_id for row in out if refused[row.task_id] is not ClaimVerdict.SUPERSEDED])
     await tasks.park(tx, [row.task_id for row in parked])
     await wake_next(tx, out)
 

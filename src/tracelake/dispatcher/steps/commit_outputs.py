@@ -97,7 +97,13 @@ async def produced_by_completion(
 ) -> list[ProducedEvent]:
     """The events that this completion commits: those that it names, and one for each other output."""
     producer = Producer(
-        definition.org_id, task.job_id, task.state.job_active, task.task_id, request.attempt, task.epoch
+        definition.org_id,
+        task.job_id,
+        task.state.job_active,
+        task.task_id,
+        request.attempt,
+        task.epoch,
+        task.bulk,
     )
     outputs = [
         _output_event(task, definition, producer, output, files.get(index))

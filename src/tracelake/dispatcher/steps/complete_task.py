@@ -77,6 +77,7 @@ async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[Completi
     try:
         with ctx.metrics.timed("complete"):
             answers = await ctx.db.run(work, hot=True)
+        ctx.queues_changed.set()
         for answer in answers:
             _count(ctx, answer)
         return answers
@@ -320,7 +321,7 @@ async def end_attempts(ctx: StepContext, tx: Transaction, over: Sequence[Attempt
     times: list[datetime | None] = []
     for end, ending in zip(over, endings, strict=True):
         if ending.status is TaskStatus.QUEUED:
-            again.append(NewTask(end.task.task_id, end.task.runtime))
+            again.append(NewTask(end.task.task_id, end.task.runtime, bulk=end.task.is_bulk))
             times.append(written[end.task.task_id][1])
     await outbox.wake(tx, again, times)
     await wake_next(tx, [end.task for end in over])

@@ -24,6 +24,7 @@ from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.errors import Invalid
+from tracelake.domain.pressure import PressureSettings
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
 from tracelake.domain.task import TaskKind
 from tracelake.objects.base import ObjectStore
@@ -138,6 +139,9 @@ class StepContext:
     audience: str = AUDIENCE
     missing_work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a deploy or a resume may have left missing tasks for the reconciler to create."""
+    queues_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after a commit that may have changed what waits, or who is paused: somebody may have to be held or released."""
+    pressure: PressureSettings = field(default_factory=PressureSettings)
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Cached buffered datasets by uuid and by name; verified again in the transaction that uses them."""
     emissions: Emissions = field(default_factory=Emissions)

@@ -143,13 +143,18 @@ async def _count(
         EventState.OLD_REVISION if index in outdated else _state(event)
         for index, event in enumerate(produced)
     ]
-    ids = await datasets.record_events(
-        tx,
-        [
-            _row(event, gates.versions[event.dataset_version], state)
-            for event, state in zip(produced, states, strict=True)
-        ],
+    recorded = iter(
+        await datasets.record_events(
+            tx,
+            [
+                _row(event, gates.versions[event.dataset_version], state)
+                for event, state in zip(produced, states, strict=True)
+                if event.event_id is None
+            ],
+        )
     )
+    # A kept event is recorded already.
+    ids = [next(recorded) if event.event_id is None else event.event_id for event in produced]
     moving = [
         event
         for event, state in zip(produced, states, strict=True)
@@ -170,6 +175,8 @@ async def _count(
 def _state(event: ProducedEvent) -> EventState:
     if not event.own or not event.producer.active:
         return EventState.OLD_VERSION
+    if event.producer.held:
+        return EventState.HELD
     return EventState.COUNTED if _moves(event) else EventState.PENDING
 
 
@@ -209,7 +216,9 @@ async def _move_pointers(tx: Transaction, moving: Sequence[ProducedEvent], gates
             case CursorScope(cursor, finalized):
                 cursors.append(CursorAdvance(event.dataset_version, cursor, finalized))
             case PartitionScope(span) if event.storage is Storage.NONE:
-                announced.append(Announcement(version, span, producer.task_id, producer.attempt))
+                announced.append(
+                    Announcement(version, span, producer.task_id, producer.attempt, producer.bulk)
+                )
             case PartitionScope(span):
                 assert event.materialized is not None
                 assert producer.task_id is not None
@@ -225,6 +234,7 @@ async def _move_pointers(tx: Transaction, moving: Sequence[ProducedEvent], gates
                         event.materialized.location,
                         event.materialized.manifest,
                         event.materialized.row_count,
+                        producer.bulk,
                     )
                 )
     scopes = await datasets.announce_scopes(tx, announced)
@@ -245,6 +255,7 @@ def _row(event: ProducedEvent, version: Version, state: EventState) -> datasets.
         event.scope.bounds,
         version.revision,
         state,
+        event.producer.bulk,
     )
 
 

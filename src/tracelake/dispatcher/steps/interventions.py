@@ -62,7 +62,7 @@ async def retry_task(ctx: StepContext, task_id: UUID, actor: str = "system") -> 
             if await tasks.superseded(tx, task):
                 raise Conflict("Superseded", "a later task of this job covers what this one would do")
         await tasks.requeue(tx, task_id)
-        await outbox.wake(tx, [NewTask(task_id, task.runtime)])
+        await outbox.wake(tx, [NewTask(task_id, task.runtime, bulk=task.is_bulk)])
         await dags.audit(tx, ctx.org_id, actor, "retry", {"task_id": str(task_id)})
 
     await ctx.db.run(work)
@@ -81,6 +81,7 @@ async def pause_job(
             await _audit_pause(ctx, tx, actor, "pause", f"{dag}/{name}", cause)
 
     await ctx.db.run(work)
+    ctx.queues_changed.set()
 
 
 async def resume_job(
@@ -106,6 +107,7 @@ async def resume_job(
     # After the commit, or the reconciler would still see the job paused.
     if not change.paused:
         ctx.missing_work.set()
+    ctx.queues_changed.set()
     return change.paused
 
 

@@ -36,7 +36,8 @@ from tracelake.store.jobs import JobDefinition, JobInputRow, JobOutputRow
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The sender of events: an attempt of a task, or a manual trigger, which has none."""
+    """The sender of events: an attempt of a task, or a trigger of a source, which has none. ``bulk`` is work of a
+    backfill, and so is what follows from it. Events of a ``held`` source are kept until it is released."""
 
     org_id: UUID
     job_id: UUID
@@ -44,6 +45,8 @@ class Producer:
     task_id: UUID | None = None
     attempt: int | None = None
     epoch: int | None = None
+    bulk: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Materialized:
 @dataclass(frozen=True, slots=True)
 class ProducedEvent:
     """``own`` is false for an older generation of the producer's dataset, whose events are only recorded.
-    ``materialized`` is set when a completion commits the scope."""
+    ``materialized`` is set when a completion commits the scope, ``event_id`` for a kept event that is recorded already."""
 
     producer: Producer
     dataset_version: UUID
@@ -67,6 +70,7 @@ class ProducedEvent:
     revision: int | None = None
     own: bool = True
     materialized: Materialized | None = None
+    event_id: int | None = None
 
     @property
     def edges(self) -> ChainEdges | None:

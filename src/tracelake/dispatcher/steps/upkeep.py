@@ -111,6 +111,8 @@ async def reconcile_partitions(ctx: StepContext) -> int:
             case ExecutionStrategy.PER_PARTITION:
                 created += await _reconcile_scopes(ctx, job_id)
     ctx.metrics.reconciled.inc(created)
+    if created:
+        ctx.queues_changed.set()
     return created
 
 
@@ -150,8 +152,11 @@ async def _reconcile_page(
     async def work(tx: Transaction) -> tuple[int, BlockRange | None]:
         page = await jobs.missing_scopes(tx, job_id, input_index, after, PAGE)
         cause = {"kind": "reconcile"}
+        # Like a release, it fills no queue beyond its threshold.
+        room = await jobs.room(tx, job_id) if page.missing else None
+        missing = page.missing if room is None else page.missing[:room]
         created = await tasks.create_partition_tasks(
-            tx, [(ctx.entropy.uuid(), job_id, span, cause) for span in page.missing]
+            tx, [(ctx.entropy.uuid(), job_id, span, cause) for span in missing], kept=True
         )
         await outbox.wake(tx, created)
         return len(created), page.next

@@ -45,12 +45,12 @@ RETURNING dataset_version,
 -- name: announce_scopes
 -- Scopes of datasets without storage: announced again at a newer revision, they count again.
 INSERT INTO partition AS p (dataset_version, version_no, range_start, range_end, stored, current, revision,
-                            task_id, attempt)
+                            task_id, attempt, bulk)
 SELECT DISTINCT ON (s.dataset_version, s.range_start, s.range_end)
        s.dataset_version, s.version_no, s.range_start, s.range_end, false, true,
-       scope_revision(s.dataset_version, s.range_start, s.range_end), s.task_id, s.attempt
-FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::uuid[], $6::int[])
-    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt)
+       scope_revision(s.dataset_version, s.range_start, s.range_end), s.task_id, s.attempt, s.bulk
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::uuid[], $6::int[], $7::boolean[])
+    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt, bulk)
 ORDER BY s.dataset_version, s.range_start, s.range_end
 ON CONFLICT (dataset_version, range_start, range_end) WHERE current DO NOTHING
 RETURNING dataset_version, range_start, range_end
@@ -89,13 +89,14 @@ WHERE p.current AND p.stored
 -- name: commit_partitions
 -- Point the partitions at the files that an attempt reported. No file is moved.
 INSERT INTO partition (dataset_version, version_no, range_start, range_end, stored, current, revision, task_id,
-                       attempt, epoch, location, manifest, row_count)
+                       attempt, epoch, location, manifest, row_count, bulk)
 SELECT s.dataset_version, s.version_no, s.range_start, s.range_end, true, true,
        scope_revision(s.dataset_version, s.range_start, s.range_end), s.task_id, s.attempt, s.epoch, s.location,
-       s.manifest, s.row_count
+       s.manifest, s.row_count, s.bulk
 FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::uuid[], $6::int[], $7::bigint[],
-            $8::text[], $9::jsonb[], $10::bigint[])
-    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt, epoch, location, manifest, row_count)
+            $8::text[], $9::jsonb[], $10::bigint[], $11::boolean[])
+    AS s(dataset_version, version_no, range_start, range_end, task_id, attempt, epoch, location, manifest, row_count,
+         bulk)
 ORDER BY s.dataset_version, s.range_start
 RETURNING dataset_version, range_start, range_end
 
@@ -173,9 +174,10 @@ ORDER BY range_start DESC, range_end DESC LIMIT 1
 
 -- name: record_events
 -- Every event is recorded; the same one again is the same row. A pending one is counted by its completion.
-INSERT INTO event AS e (org_id, dataset_version, task_id, attempt, kind, range_start, range_end, revision, state)
+INSERT INTO event AS e (org_id, dataset_version, task_id, attempt, kind, range_start, range_end, revision, state,
+                        bulk)
 SELECT n.* FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::int[], $5::text[], $6::bigint[], $7::bigint[],
-                       $8::bigint[], $9::text[]) AS n
+                       $8::bigint[], $9::text[], $10::boolean[]) AS n
 ON CONFLICT (task_id, attempt, dataset_version, kind, range_start, range_end, revision)
 DO UPDATE SET state = CASE WHEN e.state = 'pending' THEN excluded.state ELSE e.state END
 RETURNING event_id, dataset_version, task_id, kind, range_start, range_end

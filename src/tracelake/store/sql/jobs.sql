@@ -22,7 +22,7 @@ FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = AN
 
 -- name: active_job
 -- A job by the name that people use.
-SELECT job_id, org_id, activation, source_kind, runtime, paused FROM job
+SELECT job_id, org_id, activation, source_kind, runtime, paused, bulk_held, backlog FROM job
 WHERE dag_name = $1 AND name = $2 AND active
 
 -- name: add_pause
@@ -37,11 +37,12 @@ SELECT EXISTS (SELECT 1 FROM added) AS changed, EXISTS (SELECT 1 FROM flagged) A
 -- name: lift_pause
 -- Removes one cause; the job goes on when it was the last one. The job's row is locked.
 WITH other AS (
-    SELECT EXISTS (SELECT 1 FROM job_pause WHERE job_id = $1 AND cause <> $2) AS causes
+    SELECT EXISTS (SELECT 1 FROM job_pause WHERE job_id = $1 AND cause <> $2 AND NOT bulk_only) AS causes
 ), lifted AS (
     DELETE FROM job_pause WHERE job_id = $1 AND cause = $2 RETURNING job_id
 ), flagged AS (
-    UPDATE job SET paused = false FROM other WHERE job_id = $1 AND paused AND NOT other.causes RETURNING job_id
+    UPDATE job SET paused = false, backlog = true FROM other
+    WHERE job_id = $1 AND paused AND NOT other.causes RETURNING job_id
 )
 SELECT EXISTS (SELECT 1 FROM lifted) AS changed, EXISTS (SELECT 1 FROM flagged) AS flagged, other.causes AS paused
 FROM other
@@ -74,6 +75,12 @@ FROM whole CROSS JOIN (
       AND (p.range_start, p.range_end) > ($3, $4)
     ORDER BY p.range_start, p.range_end LIMIT $5) p
 ORDER BY p.range_start, p.range_end
+
+-- name: room
+-- How many more tasks may wait in a job's queue.
+SELECT CASE WHEN j.max_queue_depth IS NOT NULL THEN greatest(0, j.max_queue_depth
+                   - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = j.job_id))::int END AS room
+FROM job j WHERE j.job_id = $1
 
 -- name: triggering_inputs
 -- The inputs to compare.

@@ -3,7 +3,7 @@
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = ANY($1::uuid[])
@@ -15,7 +15,7 @@ FOR NO KEY UPDATE OF t
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = $1
@@ -25,7 +25,7 @@ WHERE t.task_id = $1
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       j.active, j.paused, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
 FROM task t JOIN job j USING (job_id)
 WHERE t.task_id = $1
@@ -100,6 +100,7 @@ WITH c AS (
 ), started AS (
     UPDATE task t
     SET status = 'Running', attempt = t.attempt + 1, last_outcome = NULL, worker_id = c.worker_id, parked = false,
+        stalled = false,
         claim_key = c.claim_key, lease_token = c.lease_token, inputs = c.inputs::jsonb,
         output_revisions = coalesce(o.revisions, '{}'), epoch = nextval('epoch_seq'),
         lease_expires_at = tl_now() + make_interval(secs => c.lease_seconds)
@@ -165,37 +166,48 @@ JOIN attempt a ON a.task_id = q.task_id AND a.attempt = q.attempt
 -- Tasks whose job was full, and whose wake-up is used up: the next free slot wakes them.
 UPDATE task SET parked = true WHERE task_id = ANY($1::uuid[])
 
+-- name: stall_tasks
+-- Tasks that can't run because a scope that they need was invalidated: they don't wait for a worker.
+UPDATE task SET stalled = true WHERE task_id = ANY($1::uuid[]) AND NOT stalled
+
 -- name: wake_parked
--- The next tasks of jobs in which a slot came free: the oldest that found them full. Each is woken for one slot
+-- The next tasks of jobs in which a slot came free: the oldest that found them full, bulk work last. Each is woken for one slot
 -- only, even while its row is locked: the holder need not be about to claim or end it (a heartbeat of an attempt
 -- that is over isn't), and since this transaction holds the job's row it can't wait for the holder. A superfluous
 -- wake-up is harmless.
 WITH next AS (
-    SELECT q.task_id, j.runtime FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
+    SELECT q.task_id, j.runtime, q.bulk OR j.priority = 'bulk' AS bulk
+    FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
     JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
     CROSS JOIN LATERAL (
-        SELECT t.task_id FROM task t
+        SELECT t.task_id, t.bulk FROM task t
         WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
-        ORDER BY t.seq LIMIT f.slots) q
+          AND NOT (t.bulk AND j.bulk_held)
+        ORDER BY t.bulk, t.seq LIMIT f.slots) q
 ), free AS (
     SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
 ), woken AS (
     UPDATE task t SET parked = false, woken_at = tl_now() FROM free WHERE t.task_id = free.task_id
 )
-SELECT task_id, runtime FROM next
+SELECT task_id, runtime, bulk FROM next
 
 -- name: create_partition_tasks
--- One task per scope that every triggering input has committed, unique per input revisions. A paused job gets none:
--- the reconciler creates them when it goes on. Of a capped job no more tasks are woken than may run; the others are
--- woken by slots that come free.
+-- One task per scope that every triggering input has committed, unique per input revisions; bulk if one of these was.
+-- What a paused or held job would get is kept until it goes on, and so is what comes while a backlog is being worked
+-- off. Of a capped job no more tasks are woken than may run; the others are woken by slots that come free.
 WITH c AS (
     SELECT DISTINCT ON (c.job_id, c.range_start, c.range_end) c.*
-    FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[])
-        AS c(task_id, job_id, range_start, range_end, cause)
-    ORDER BY c.job_id, c.range_start, c.range_end
+    FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[]) WITH ORDINALITY
+        AS c(task_id, job_id, range_start, range_end, cause, position)
+    ORDER BY c.job_id, c.range_start, c.range_end, c.position
 ), ready AS (
-    SELECT c.*, j.org_id, j.max_concurrency, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key
-    FROM c JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
+    SELECT c.*, j.org_id, j.max_concurrency, m.bulk, scope_key(c.job_id, c.range_start, c.range_end) AS scope_key,
+           j.paused OR (m.bulk AND j.bulk_held) OR (j.backlog AND NOT $6) AS held
+    FROM c JOIN job j ON j.job_id = c.job_id AND j.active
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT 1 FROM job_input ji JOIN partition p ON p.dataset_version = ji.dataset_version
+                       WHERE ji.job_id = c.job_id AND ji.trigger AND p.current AND p.bulk
+                         AND p.range_start = c.range_start AND p.range_end = c.range_end) AS bulk) m
     WHERE NOT EXISTS (
         SELECT 1 FROM job_input ji
         WHERE ji.job_id = c.job_id AND ji.trigger
@@ -204,16 +216,20 @@ WITH c AS (
                             AND p.range_start = c.range_start AND p.range_end = c.range_end)
           AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
                           WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= c.range_end))
+), kept AS (
+    INSERT INTO held_scope (job_id, range_start, range_end, bulk, cause)
+    SELECT job_id, range_start, range_end, bulk, cause FROM ready WHERE held ORDER BY position
+    ON CONFLICT (job_id, range_start, range_end) DO NOTHING
 ), created AS (
-    INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause, parked)
+    INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause, parked, bulk)
     SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause,
-           max_concurrency IS NOT NULL
-    FROM ready
+           max_concurrency IS NOT NULL, bulk
+    FROM ready WHERE NOT held
     ORDER BY job_id, range_start, range_end
     ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
-    RETURNING task_id, job_id, range_start, range_end
+    RETURNING task_id, job_id, range_start, range_end, bulk
 )
-SELECT created.task_id, j.runtime,
+SELECT created.task_id, j.runtime, created.bulk OR j.priority = 'bulk' AS bulk,
        row_number() OVER (PARTITION BY created.job_id ORDER BY created.range_start, created.range_end)
            <= coalesce(j.max_concurrency, 2147483647) AS wake
 FROM created JOIN job j USING (job_id)
@@ -227,16 +243,18 @@ JOIN job j ON j.job_id = c.job_id AND j.active AND NOT j.paused
 WHERE has_updates(c.job_id)
 ORDER BY c.job_id
 ON CONFLICT (job_id) WHERE kind = 'cursor' AND status = 'Queued' AND attempt = 0 DO NOTHING
-RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime,
+          bulk OR (SELECT priority = 'bulk' FROM job WHERE job.job_id = task.job_id) AS bulk
 
 -- name: create_source_task
 -- The task of an always-on source: one for the life of the job's generation.
 INSERT INTO task (task_id, org_id, job_id, kind, status, cause)
 SELECT $1, j.org_id, j.job_id, 'source', 'Queued', $3 FROM job j WHERE j.job_id = $2
 ON CONFLICT (job_id) WHERE kind = 'source'
-DO UPDATE SET status = 'Queued', ready_at = tl_now(), woken_at = tl_now(), failures = 0, ended_at = NULL
+DO UPDATE SET status = 'Queued', stalled = false, ready_at = tl_now(), woken_at = tl_now(), failures = 0, ended_at = NULL
     WHERE task.status = 'Canceled'
-RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime,
+          bulk OR (SELECT priority = 'bulk' FROM job WHERE job.job_id = task.job_id) AS bulk
 
 -- name: expired_leases
 -- Attempts whose lease ran out while this Dispatcher could receive their heartbeats: jobs whose lease is longer
@@ -252,7 +270,7 @@ ORDER BY t.lease_expires_at LIMIT $2
 WITH due AS (
     SELECT t.task_id, t.job_id FROM task t JOIN job j USING (job_id)
     WHERE t.status = 'Queued' AND t.woken_at < tl_now() - make_interval(secs => $1)
-      AND t.ready_at <= tl_now() AND j.active AND NOT j.paused
+      AND t.ready_at <= tl_now() AND j.active AND NOT j.paused AND NOT (t.bulk AND j.bulk_held)
       AND NOT EXISTS (SELECT 1 FROM outbox o
                       WHERE o.task_id = t.task_id AND o.failed_at IS NULL AND o.tries > 0)
     ORDER BY t.woken_at LIMIT $2
@@ -260,12 +278,13 @@ WITH due AS (
 )
 UPDATE task t SET woken_at = tl_now() FROM due JOIN job j USING (job_id)
 WHERE t.task_id = due.task_id
-RETURNING t.task_id, j.runtime
+RETURNING t.task_id, j.runtime, t.bulk OR j.priority = 'bulk' AS bulk
 
 -- name: requeue_task
 -- A person's retry: at once, with a full set of attempts. An attempt that timed out before the cancel may have been
 -- answered Canceled since, so it no longer counts as late: its results are lost, and only a new attempt acts.
 UPDATE task SET status = 'Queued', failures = 0, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
+       stalled = false,
        last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
 WHERE task_id = $1
 
@@ -304,11 +323,12 @@ UPDATE task SET shelved = false, error_message = $2 WHERE task_id = $1 AND shelv
 -- name: unshelve_tasks
 -- A job that is deployed again exactly as it was goes on with the scopes at which it was stopped. As after a
 -- person's retry, an attempt that was answered Canceled in between never acts again.
-UPDATE task SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
+UPDATE task SET status = 'Queued', shelved = false, stalled = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
     error_message = NULL,
     last_outcome = CASE WHEN status = 'Canceled' AND attempt > 0 THEN 'Canceled' ELSE last_outcome END
 WHERE job_id = $1 AND shelved AND kind = 'partition'
-RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime
+RETURNING task_id, (SELECT runtime FROM job WHERE job.job_id = task.job_id) AS runtime,
+          bulk OR (SELECT priority = 'bulk' FROM job WHERE job.job_id = task.job_id) AS bulk
 
 -- name: live_tasks_of_jobs
 -- Waiting and running tasks of jobs that a deploy replaces.
@@ -321,7 +341,7 @@ ORDER BY t.task_id FOR NO KEY UPDATE
 -- A wake-up now for every ready task of these jobs: they were resumed, or moved to another runtime.
 UPDATE task t SET woken_at = tl_now() FROM job j
 WHERE t.job_id = ANY($1::uuid[]) AND t.status = 'Queued' AND t.ready_at <= tl_now() AND j.job_id = t.job_id
-RETURNING t.task_id, j.runtime
+RETURNING t.task_id, j.runtime, t.bulk OR j.priority = 'bulk' AS bulk
 
 -- name: claimed_at
 -- When an attempt began.

@@ -1,0 +1,186 @@
+"""Pressure as rows: the snapshot that ``domain/pressure.py`` decides from, trips and holds, and what is kept.
+
+Waiting tasks are counted by triggers, as rows that are only added (``queue_count``): no claim waits for another one
+because both change a number, and a million waiting tasks cost no more to count than ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from tracelake.domain.block_range import BlockRange
+from tracelake.domain.dag.model import ExecutionStrategy, SourceKind
+from tracelake.domain.pressure import JobLoad, PressureDecision, Tier, Trip
+from tracelake.postgres import sqlfiles
+from tracelake.store.db import Row, Transaction
+from tracelake.store.tasks import NewTask
+
+SQL = sqlfiles.load("tracelake.store.sql", "pressure.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """The jobs without their edges; ``backlogs`` are released jobs with something kept."""
+
+    jobs: dict[UUID, JobLoad[UUID]]
+    names: dict[UUID, str]
+    backlogs: list[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHold:
+    job: UUID
+    cause: UUID
+    bulk_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedJob:
+    """A job that was held or released just now."""
+
+    name: str
+    held: bool
+    bulk_held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedJob:
+    """``room`` is what is left in its own queue, and ``room_below`` in the fullest one of its consumers; None where
+    there is no threshold."""
+
+    paused: bool
+    bulk_held: bool
+    strategy: ExecutionStrategy | None
+    source_kind: SourceKind | None
+    room: int | None
+    room_below: int | None
+
+
+async def loads(tx: Transaction) -> Loads:
+    found = Loads({}, {}, [])
+    for row in await tx.fetch(SQL.loads):
+        job = row["job_id"]
+        seconds = row["max_queue_age_seconds"]
+        found.names[job] = f"{row['dag_name']}/{row['name']}"
+        found.jobs[job] = JobLoad(
+            bulk=row["bulk"],
+            bulk_work=row["bulk_work"],
+            paused_by_person=row["paused_by_person"],
+            waiting=row["waiting"],
+            oldest=row["oldest"],
+            max_depth=row["max_queue_depth"],
+            max_age=timedelta(seconds=seconds) if seconds else None,
+        )
+        if row["backlog"]:
+            found.backlogs.append(job)
+    return found
+
+
+async def with_edges(tx: Transaction, jobs: dict[UUID, JobLoad[UUID]]) -> dict[UUID, JobLoad[UUID]]:
+    producers: dict[UUID, list[UUID]] = {}
+    for row in await tx.fetch(SQL.edges):
+        producers.setdefault(row["consumer"], []).append(row["producer"])
+    return {job: replace(load, producers=tuple(producers.get(job, ()))) for job, load in jobs.items()}
+
+
+async def trips(tx: Transaction) -> dict[UUID, Trip]:
+    return {
+        row["job_id"]: Trip(Tier(row["tier"]), row["since"], row["changed_at"], row["over_since"])
+        for row in await tx.fetch(SQL.trips)
+    }
+
+
+async def holds(tx: Transaction) -> set[StoredHold]:
+    return {
+        StoredHold(row["job_id"], row["caused_by"], row["bulk_only"]) for row in await tx.fetch(SQL.holds)
+    }
+
+
+async def apply(
+    tx: Transaction, decision: PressureDecision[UUID], names: dict[UUID, str], before: Iterable[StoredHold]
+) -> list[ChangedJob]:
+    """Write trips and holds as decided; the deploy lock is held exclusively. Returns the jobs that it stopped or let
+    go."""
+    await tx.execute(SQL.end_trips, list(decision.trips))
+    if decision.trips:
+        trips = decision.trips.values()
+        await tx.execute(
+            SQL.set_trips,
+            list(decision.trips),
+            [trip.tier.value for trip in trips],
+            [trip.since for trip in trips],
+            [trip.changed_at for trip in trips],
+            [trip.over_since for trip in trips],
+        )
+    wanted = decision.holds
+    held, causes = [hold.job for hold in wanted], [hold.cause for hold in wanted]
+    await tx.fetch(SQL.lift_holds, held, causes)
+    if wanted:
+        chains = [" ".join(names[each] for each in hold.chain) for hold in wanted]
+        await tx.execute(SQL.add_holds, held, causes, [hold.bulk_only for hold in wanted], chains)
+    touched = {hold.job for hold in before} | set(held)
+    rows = await tx.fetch(SQL.flag_jobs, sorted(touched))
+    return [
+        ChangedJob(f"{row['dag_name']}/{row['name']}", row["paused"], row["bulk_held"]) for row in rows
+    ]
+
+
+async def note_over(tx: Transaction, trips: dict[UUID, datetime | None]) -> None:
+    await tx.execute(SQL.note_over, list(trips), list(trips.values()))
+
+
+async def fold_counts(tx: Transaction, above: int) -> None:
+    row = await tx.fetchrow(SQL.count_rows)
+    if row is not None and row["rows"] > above:
+        await tx.execute(SQL.fold_counts)
+
+
+async def released_job(tx: Transaction, job_id: UUID) -> ReleasedJob | None:
+    row = await tx.fetchrow(SQL.released_job, job_id)
+    if row is None:
+        return None
+    strategy, source = row["execution_strategy"], row["source_kind"]
+    return ReleasedJob(
+        row["paused"],
+        row["bulk_held"],
+        ExecutionStrategy(strategy) if strategy else None,
+        SourceKind(source) if source else None,
+        row["room"],
+        row["room_below"],
+    )
+
+
+async def wake_released(tx: Transaction, job_id: UUID, limit: int) -> list[NewTask]:
+    rows = await tx.fetch(SQL.wake_released, job_id, limit)
+    return [NewTask(row["task_id"], row["runtime"], bulk=row["bulk"]) for row in rows]
+
+
+async def take_scopes(
+    tx: Transaction, job_id: UUID, *, bulk_held: bool, limit: int
+) -> list[tuple[BlockRange, dict[str, Any]]]:
+    """Kept scopes that are routed now; they are kept no longer."""
+    rows = await tx.fetch(SQL.take_scopes, job_id, bulk_held, limit)
+    return [
+        (BlockRange(row["range_start"], row["range_end"]), row["cause"])
+        for row in sorted(rows, key=lambda row: row["seq"])
+    ]
+
+
+async def take_events(tx: Transaction, job_id: UUID, *, bulk_held: bool, limit: int) -> list[Row]:
+    """Kept events of a source; ``settle_events`` ends their being kept."""
+    return await tx.fetch(SQL.take_events, job_id, bulk_held, limit)
+
+
+async def settle_events(tx: Transaction, settled: Sequence[tuple[int, str, int]]) -> None:
+    """``(event id, state, revision)`` each."""
+    await tx.execute(
+        SQL.settle_events, [s[0] for s in settled], [s[1] for s in settled], [s[2] for s in settled]
+    )
+
+
+async def end_backlog(tx: Transaction, job_id: UUID) -> None:
+    await tx.execute(SQL.end_backlog, job_id)

@@ -1,0 +1,274 @@
+"""Backpressure end to end through the steps: holds, releases, what is kept meanwhile, and what claims hear."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.conversation import Conversation, dag, reactive, source, taken_back
+from tracelake.contracts.dispatcher_api import EventIn, TriggerRequest
+from tracelake.dispatcher.steps.accept_events import trigger_source
+from tracelake.dispatcher.steps.apply_backpressure import balance
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.interventions import pause_job, resume_job
+from tracelake.dispatcher.steps.upkeep import reconcile_partitions
+
+
+@pytest.fixture
+def talk(ctx: StepContext) -> Conversation:
+    return Conversation(ctx)
+
+
+def chain(depth: int = 2, **fields: Any) -> str:
+    """src → up → down, with a threshold on the last."""
+    return dag(source(), reactive("up", "src"), reactive("down", "up", max_queue_depth=depth, **fields))
+
+
+async def settle(talk: Conversation) -> None:
+    """Look until nothing changes."""
+    for _ in range(50):
+        found = await balance(talk.ctx)
+        if not found.changed and not found.more:
+            return
+    raise AssertionError("it doesn't settle")
+
+
+async def fill(talk: Conversation, scopes: int, job: str = "up", first: int = 0) -> None:
+    """Run that many scopes through ``job``, so that its consumers have them to do."""
+    for number in range(first, first + scopes):
+        await talk.trigger(number, number)
+        await talk.run(job)
+
+
+async def held(talk: Conversation) -> set[tuple[str, str, bool]]:
+    rows = await talk.query(
+        "SELECT j.name, p.cause, p.bulk_only FROM job_pause p JOIN job j USING (job_id) WHERE caused_by IS NOT NULL"
+    )
+    return {(row["name"], row["cause"], row["bulk_only"]) for row in rows}
+
+
+async def test_a_full_queue_holds_everything_upstream_until_it_is_half_empty(talk: Conversation) -> None:
+    await talk.deploy(chain(4))
+    await fill(talk, 4)
+    await talk.trigger(100, 100)
+    waiting = await talk.only_queued("up")
+    await settle(talk)
+    why = "backpressure of chain/down"
+    assert await held(talk) == {("src", why, False), ("up", why, False)}
+    answer = await talk.claim(waiting)
+    assert (answer.status, answer.reason) == ("NotClaimed", "NotReady")
+    assert (await talk.trigger(101, 101)).tasks_created == 0
+    await talk.forget_wakes()
+
+    await talk.pass_time(6)
+    for task in (await talk.queued("down"))[:2]:
+        await talk.complete_scope(await talk.lease(task))
+    await settle(talk)
+    assert len(await held(talk)) == 2, "two of four wait: that is the low mark, not below it"
+    await talk.complete_scope(await talk.lease((await talk.queued("down"))[0]))
+    await settle(talk)
+    assert await held(talk) == set()
+    assert len(await talk.queued("up")) == 2, "the kept event was routed"
+    assert set(await talk.due_wakes()) == set(await talk.queued("up")), "and the refused task woken"
+    await talk.complete_scope(await talk.lease(waiting))
+
+
+async def test_kept_events_are_routed_once_and_no_faster_than_there_is_room(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=3)))
+    for number in range(3):
+        assert (await talk.trigger(number, number)).tasks_created == 1
+    await settle(talk)
+    for number in range(3, 13):
+        assert (await talk.trigger(number, number)).tasks_created == 0
+    assert {row["state"] for row in await talk.events()} == {"counted", "held"}
+    done = []
+    while queued := await talk.queued("down"):
+        assert len(queued) <= 3
+        lease = await talk.lease(queued[0])
+        done.append(lease.read.start)
+        await talk.complete_scope(lease)
+        await talk.pass_time(6)
+        await settle(talk)
+    assert sorted(done) == list(range(13))
+    assert {row["state"] for row in await talk.events()} == {"counted"}
+
+
+async def test_what_a_running_task_emits_for_a_held_job_is_kept(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(source(), reactive("a", "src"), reactive("b", "a"), reactive("c", "b", max_queue_depth=1))
+    )
+    await talk.trigger(0, 0)
+    await talk.run("a")
+    for number in (1, 2):
+        await talk.trigger(number, number)
+    running = [await talk.lease(task) for task in await talk.queued("a")]
+    await talk.run("b")
+    await settle(talk)
+    for lease in running:
+        await talk.complete_scope(lease)
+    assert await talk.queued("b") == [], "it is held"
+    assert await reconcile_partitions(talk.ctx) == 0
+    await talk.pass_time(6)
+    await talk.run("c")
+    await settle(talk)
+    assert len(await talk.queued("b")) == 2
+    await settle(talk)
+    assert len(await talk.queued("b")) == 2
+
+
+async def test_bulk_goes_first_and_comes_back_last(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(
+            source(),
+            reactive("bulk", "src", priority="bulk"),
+            reactive("tip", "src"),
+            reactive("down", "bulk", "tip", max_queue_depth=4),
+        )
+    )
+    for number in range(4):
+        await talk.trigger(number, number)
+        await talk.run("bulk")
+        await talk.run("tip")
+    await settle(talk)
+    why = "backpressure of chain/down"
+    assert await held(talk) == {("bulk", why, False), ("src", why, True), ("tip", why, True)}
+    assert (await talk.trigger(50, 50)).tasks_created == 1, "bulk gets none"
+    await talk.pass_time(31)
+    await settle(talk)
+    assert ("tip", why, False) in await held(talk)
+    for task in await talk.queued("down"):
+        await talk.complete_scope(await talk.lease(task))
+    await talk.pass_time(6)
+    await settle(talk)
+    assert ("tip", why, True) in await held(talk)
+    assert ("bulk", why, False) in await held(talk)
+    await talk.pass_time(6)
+    await settle(talk)
+    assert await held(talk) == set()
+    assert len(await talk.queued("bulk")) == 1
+
+
+async def test_bulk_work_of_a_normal_job_is_held_alone(talk: Conversation) -> None:
+    await talk.deploy(chain(2))
+
+    async def trigger(number: int, priority: Any) -> int:
+        request = TriggerRequest(start=number, end=number, priority=priority)
+        return (await trigger_source(talk.ctx, "chain", "src", request)).tasks_created
+
+    for number in range(3):
+        assert await trigger(number, "bulk") == 1
+    backfill = await talk.queued("up")
+    for task in backfill[:2]:
+        await talk.complete_scope(await talk.lease(task))
+    assert {row["bulk"] for row in await talk.query("SELECT bulk FROM task")} == {True}, "it is passed on"
+    await settle(talk)
+    assert (await talk.claim(backfill[2])).reason == "NotReady"
+    assert await trigger(3, "bulk") == 0
+    assert await trigger(4, "normal") == 1
+    [tip] = set(await talk.queued("up")) - set(backfill)
+    await talk.complete_scope(await talk.lease(tip))
+
+
+async def test_an_old_queue_holds_as_a_full_one_does(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("up", "src"), reactive("down", "up", max_queue_age="1m")))
+    await fill(talk, 1)
+    found = await balance(talk.ctx)
+    assert found.look_again is not None
+    assert 50 < found.look_again <= 60
+    await talk.pass_time(61)
+    await settle(talk)
+    assert {job for job, _, _ in await held(talk)} == {"src", "up"}
+    await talk.run("down")
+    await talk.pass_time(6)
+    await settle(talk)
+    assert await held(talk) == set()
+
+
+async def test_a_pause_and_several_holds_are_lifted_one_by_one(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(
+            source(),
+            reactive("up", "src"),
+            reactive("left", "up", max_queue_depth=1),
+            reactive("right", "up", max_queue_depth=1),
+        )
+    )
+    await fill(talk, 1)
+    await settle(talk)
+    await talk.trigger(9, 9)
+    await pause_job(talk.ctx, "chain", "src", "tester")
+    assert len(await held(talk)) == 4
+    await talk.pass_time(6)
+    await talk.run("left")
+    await settle(talk)
+    assert {cause for _, cause, _ in await held(talk)} == {"backpressure of chain/right"}
+    await talk.run("right")
+    await settle(talk)
+    assert await held(talk) == set()
+    assert await talk.queued("up") == [], "a person has paused its source"
+    assert await resume_job(talk.ctx, "chain", "src", "tester") is False
+    await settle(talk)
+    assert len(await talk.queued("up")) == 1
+
+
+async def test_a_job_that_a_person_paused_holds_nobody(talk: Conversation) -> None:
+    await talk.deploy(chain(1))
+    await fill(talk, 1)
+    await pause_job(talk.ctx, "chain", "down", "tester")
+    await settle(talk)
+    assert await held(talk) == set()
+
+
+async def test_retries_that_wait_for_their_time_do_not_count(talk: Conversation) -> None:
+    await talk.deploy(chain(1))
+    await fill(talk, 1)
+    await talk.fail(await talk.lease("down"))
+    await settle(talk)
+    assert await held(talk) == set()
+
+
+async def test_a_task_whose_input_is_gone_does_not_hold_those_who_must_rebuild_it(talk: Conversation) -> None:
+    await talk.deploy(chain(1))
+    await fill(talk, 1)
+    await talk.trigger(7, 7)
+    rebuilding = await talk.lease("up")
+    await settle(talk)
+    await talk.emit(rebuilding, taken_back(await talk.dataset("up"), 0, 0))
+    await talk.complete_scope(rebuilding)
+    for task in await talk.queued("down"):
+        answer = await talk.claim(task)
+        if answer.status == "Claimed":
+            await talk.pass_time(1)
+    await talk.pass_time(6)
+    await settle(talk)
+    assert await held(talk) == set()
+
+
+async def test_replicas_agree_and_a_restart_changes_nothing(talk: Conversation) -> None:
+    await talk.deploy(chain(1))
+    await fill(talk, 1)
+    found = await asyncio.gather(*(balance(talk.ctx) for _ in range(4)))
+    assert sum(len(each.changed) for each in found) == 2, "one of them acted"
+    before = await held(talk)
+    await balance(talk.ctx)
+    assert await held(talk) == before
+
+
+async def test_a_held_source_hears_it_with_its_next_events(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(source(kind="always_on"), reactive("down", "src", strategy="PerUpdate", max_queue_age="1m"))
+    )
+    follower = await talk.lease("src")
+    uuid = await talk.dataset("src")
+    assert not (await talk.emit(follower, EventIn(dataset_uuid=uuid, cursor=1))).pause
+    await talk.pass_time(61)
+    await settle(talk)
+    assert (await talk.emit(follower, EventIn(dataset_uuid=uuid, cursor=2))).pause
+    assert (await talk.beat(follower)).pause
+    lease = await talk.lease("down")
+    assert lease.read.upto == 2
+    await talk.pass_time(6)
+    await settle(talk)
+    assert not (await talk.beat(follower)).pause
