@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tracelake.client import Client
-    from tracelake.contracts.coverage import BackfillFailure, BackfillState, Gap, JobName
+    from tracelake.contracts.coverage import BackfillFailure, BackfillHold, BackfillState, Gap, JobName
     from tracelake.contracts.user_api import TaskDetail, TaskPage
 
 _POLL = 0.5
@@ -46,6 +46,11 @@ _SPLIT_POLL = 0.01
 _WINDOW = 60.0
 _LINE_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
+
+
+class WorkPriority(StrEnum):
+    BULK = "bulk"
+    NORMAL = "normal"
 
 
 class Order(StrEnum):
@@ -70,6 +75,9 @@ def backfill(
         ),
     ] = None,
     order: Annotated[Order, typer.Option(help="Which blocks come first.")] = Order.OLDEST,
+    priority: Annotated[
+        WorkPriority, typer.Option(help="Bulk work waits behind normal work, and is held first.")
+    ] = WorkPriority.BULK,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
     ] = False,
@@ -86,7 +94,8 @@ def backfill(
     The job is the one that stores the blocks, such as evm_ingest; upstream of it are a manual source and a
     range_splitter. Only blocks that are neither committed nor requested yet are requested, and tasks that failed
     earlier are retried, so the same command resumes an interrupted one. The job's scaling.max_concurrency limits
-    how many tasks run at once.
+    how many tasks run at once. It is bulk work unless told otherwise, so it never delays the tip of the chain: it
+    waits while jobs downstream have too much to do, and the command says so.
 
     Ctrl-C ends the command and not the work. The exit code is 1 if tasks failed in the end.
 
@@ -102,15 +111,16 @@ def backfill(
     if start > end:
         raise typer.BadParameter(f"--from {start} is behind --to {end}")
     with PatientClient(url, token, home) as client:
-        work = Backfill(client, dag, name, start, end, chunk, order.value)
+        work = Backfill(client, dag, name, start, end, chunk, order.value, priority.value)
         if dry_run:
-            _print_plan(work.look(), as_json)
+            state = work.look()
+            _print_plan(state, work.holds(state), as_json)
             return
         with a_report(as_json=as_json) as report:
             work.run(report, wait=not no_wait)
 
 
-def _print_plan(state: BackfillState, as_json: bool) -> None:
+def _print_plan(state: BackfillState, holds: list[BackfillHold], as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
@@ -123,6 +133,8 @@ def _print_plan(state: BackfillState, as_json: bool) -> None:
         typer.echo(f"runs {each.dag_name}/{each.job} as well")
     for each in state.paused:
         typer.echo(f"waits: {each.dag_name}/{each.job} is paused")
+    for hold in holds:
+        typer.echo(f"waits: {hold.dag_name}/{hold.job} is held by {hold.cause}")
     for event in state.events[:10]:
         typer.echo(f"would ask for {event.start}-{event.end}")
     if len(state.events) > 10 or state.more_events:
@@ -140,6 +152,7 @@ class Backfill:
     end: int
     chunk: int | None
     order: str
+    priority: str = WorkPriority.BULK.value
     retried: set[UUID] = field(default_factory=set)
     reported: set[UUID] = field(default_factory=set)
     idle_since: float | None = None
@@ -153,11 +166,18 @@ class Backfill:
             )
         )
 
+    def holds(self, state: BackfillState) -> list[BackfillHold]:
+        """Those that stop work of this priority."""
+        return [hold for hold in state.held if self.priority == WorkPriority.BULK or not hold.bulk_only]
+
     def run(self, report: BackfillReport, *, wait: bool) -> None:
         state = self.look()
         report.say(summary(state))
         try:
-            state = self._send_events(self._retry(state))
+            state = self._retry(state)
+            # What is asked for now is kept until the release; who waits may as well ask for it then.
+            if not (wait and self.holds(state)):
+                state = self._send_events(state)
             if not wait:
                 report.say(f"requested; {counted(state.queued + state.running, 'task')} at work. {_resume()}")
                 return
@@ -182,7 +202,7 @@ class Backfill:
         """Send the missing events. Sending one twice is harmless: no second task comes of it."""
         while state.events:
             for event in state.events:
-                self.client.ask(partial(_trigger, state.source, event))
+                self.client.ask(partial(_trigger, state.source, event, self.priority))
                 if len(state.events) > 1 and state.splitter is not None:
                     self._until_split(state.splitter)
             state = self.look()
@@ -207,7 +227,7 @@ class Backfill:
             if state.committed_blocks == state.blocks:
                 report.say(f"all {counted(state.blocks, 'block')} are committed")
                 return
-            if state.events:
+            if state.events and not self.holds(state):
                 state = self._send_events(state)
                 continue
             self._check_alive(state)
@@ -220,7 +240,7 @@ class Backfill:
 
     def _check_alive(self, state: BackfillState) -> None:
         """End the command when the missing blocks can no longer arrive."""
-        if state.queued or state.running or state.paused:
+        if state.queued or state.running or state.paused or self.holds(state):
             self.idle_since = None
             return
         if state.failures:
@@ -232,8 +252,10 @@ class Backfill:
             _give_up(f"{missing} are missing, though nothing waits or runs: see `tracelake datasets gaps`")
 
     def _print_why_nothing_runs(self, report: BackfillReport, state: BackfillState) -> None:
-        """Report each reason why nothing runs once: a paused job, no worker, a reached concurrency limit."""
-        if state.running or not (state.queued or state.paused):
+        """Report each reason why nothing runs once: a paused or held job, no worker, a reached concurrency
+        limit."""
+        holds = self.holds(state)
+        if state.running or not (state.queued or state.paused or holds):
             self.still_since = None
             return
         self.still_since = self.still_since or time.monotonic()
@@ -242,6 +264,9 @@ class Backfill:
         if state.paused:
             paused = f"{state.paused[0].dag_name}/{state.paused[0].job}"
             why = f"{paused} is paused: `tracelake resume {paused}` lets it go on"
+        elif holds:
+            held = f"{holds[0].dag_name}/{holds[0].job}"
+            why = f"{held} is held by {holds[0].cause}, and goes on by itself: `tracelake status` shows when"
         else:
             why = self.client.ask(partial(_waiting_for, state))
         if why and why != self.waiting:
@@ -253,8 +278,8 @@ def _retry_task(task: UUID, client: Client) -> None:
     client.retry(task)
 
 
-def _trigger(source: JobName, event: Gap, client: Client) -> None:
-    client.trigger(source.dag_name, source.job, start=event.start, end=event.end)
+def _trigger(source: JobName, event: Gap, priority: str, client: Client) -> None:
+    client.trigger(source.dag_name, source.job, start=event.start, end=event.end, priority=priority)
 
 
 def _newest_task(job: JobName, client: Client) -> TaskPage:

@@ -22,12 +22,14 @@ from tracelake.stack_connection import DEV_FILE, read_handle
 if TYPE_CHECKING:
     from tracelake.client import Client
     from tracelake.contracts.buffers import BufferPage, BufferSummary
+    from tracelake.contracts.pressure import PressureReport
     from tracelake.contracts.user_api import (
         ChainStatus,
         DagPage,
         DatasetPage,
         FailedDeliveries,
         FailedDelivery,
+        JobSummary,
         TaskPage,
         TaskSummary,
     )
@@ -59,6 +61,7 @@ class Overview:
     buffers: BufferPage
     undelivered: FailedDeliveries
     metrics: Mapping[str, str]
+    pressure: PressureReport
 
 
 def status(
@@ -67,8 +70,9 @@ def status(
     """Show on one screen how the stack is doing, and what needs attention.
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
-    paused them; running and failed tasks; the datasets' cursors; dead letters of buffered datasets;
-    deliveries that were given up; where the parts of a stack on this machine serve their metrics.
+    paused them; jobs that are held by the pressure of others; running and failed tasks; the datasets' cursors; dead
+    letters of buffered datasets; deliveries that were given up; where the parts of a stack on this machine serve
+    their metrics.
 
     Examples:
 
@@ -86,6 +90,7 @@ def status(
     typer.echo(f"{client.url} is ready")
     print_chains(found.chains)
     _print_jobs(found)
+    print_holds(found.pressure)
     _print_running(found)
     _print_datasets(found)
     print_failed(found.failed.tasks)
@@ -115,6 +120,7 @@ def _look(client: Client, now: datetime, metrics: Mapping[str, str]) -> Overview
         buffers=client.buffers(),
         undelivered=client.failed_deliveries(limit=_COUNTED),
         metrics=metrics,
+        pressure=client.pressure(),
     )
 
 
@@ -132,7 +138,7 @@ def job_rows(found: Overview) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for key in [*active, *sorted(retired)]:
         job = active.get(key)
-        state = "retired" if job is None else "paused" if job.paused else "active"
+        state = "retired" if job is None else _state(job)
         rows.append(
             {
                 "dag_name": key[0],
@@ -150,6 +156,13 @@ def job_rows(found: Overview) -> list[dict[str, object]]:
     return rows
 
 
+def _state(job: JobSummary) -> str:
+    if not job.paused:
+        return "active"
+    # Held jobs come back by themselves; what a person has paused doesn't.
+    return "paused" if "person" in job.pause_causes or not job.pause_causes else "held"
+
+
 def _age(now: datetime, since: datetime | None) -> float | None:
     return max(0.0, (now - since).total_seconds()) if since is not None else None
 
@@ -163,6 +176,7 @@ def _lists(found: Overview) -> dict[str, object]:
         "buffers": found.buffers.buffers,
         "undelivered": found.undelivered.failed,
         "metrics": found.metrics,
+        "pressure": found.pressure,
         "complete": all(page.next is None for page in (found.queued, found.running, found.failed)),
     }
 
@@ -197,6 +211,14 @@ def _print_jobs(found: Overview) -> None:
     pages = {"queued": found.queued, "running": found.running, "failed": found.failed}
     if cut := [name for name, page in pages.items() if page.next is not None]:
         typer.echo(f"  there are more than {_COUNTED:,} {' and '.join(cut)}: only the newest are counted")
+
+
+def print_holds(pressure: PressureReport) -> None:
+    if not pressure.holds:
+        return
+    print_heading("held by backpressure")
+    for hold in pressure.holds:
+        typer.echo(f"  {cell(hold.message)}")
 
 
 def _seconds(value: object) -> str | None:

@@ -48,6 +48,7 @@ from tracelake.contracts.coverage import BackfillState, GapPage
 from tracelake.contracts.dispatcher_api import TriggerResponse
 from tracelake.contracts.explain import RangeExplanation, TaskExplanation
 from tracelake.contracts.headers import AUTHORIZATION_HEADER, bearer
+from tracelake.contracts.pressure import PressureReport
 from tracelake.contracts.problem import read_problem
 from tracelake.contracts.query_api import (
     ARROW_STREAM,
@@ -331,10 +332,15 @@ class Client:
         cursor: int | None = None,
         start: int | None = None,
         end: int | None = None,
+        priority: str | None = None,
     ) -> TriggerResponse:
-        scope = {"cursor": cursor, "start": start, "end": end}
+        scope = {"cursor": cursor, "start": start, "end": end, "priority": priority}
         body = {name: value for name, value in scope.items() if value is not None}
         return self._post(f"/v1/sources/{quote(dag, '')}/{quote(job, '')}/trigger", TriggerResponse, body)
+
+    def pressure(self) -> PressureReport:
+        """What waits in jobs with thresholds, and which jobs are held because of them."""
+        return self._get("/v1/pressure", PressureReport)
 
     def set_paused(self, dag: str, job: str, paused: bool) -> JobPaused:
         action = "pause" if paused else "resume"

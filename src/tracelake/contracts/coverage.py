@@ -67,6 +67,15 @@ class BackfillFailure(Struct, frozen=True):
     error_message: str | None
 
 
+class BackfillHold(Struct, frozen=True):
+    """A job of the backfill that is held, all of it or its bulk work only, and because of what."""
+
+    dag_name: str
+    job: str
+    bulk_only: bool
+    cause: str
+
+
 class BackfillState(Struct, frozen=True):
     """A job's progress over a range of blocks, and the events that schedule the rest.
 
@@ -96,3 +105,4 @@ class BackfillState(Struct, frozen=True):
     events: list[Gap]
     more_events: bool
     failed: list[BackfillFailure]
+    held: list[BackfillHold] = []

@@ -6,9 +6,9 @@ At 1 the job *trips*: every producer upstream over triggering edges is held, acr
 upstream is bulk, when pressure has stayed at 1 or above for a while, or at 2. Below the low mark the tiers are
 released in reverse, one at a time, and never sooner than ``min_hold`` after the last change.
 
-What a person has paused has no pressure: its tasks wait for the person. A job is never held by one that it reads from
-in a cycle of DAGs (each would wait for the other), so in every graph some tripped job can be worked off, and in
-the end all are released.
+What a person has paused has no pressure: its tasks wait for the person. A job is never held by one that it reads
+from in a cycle of DAGs (each would wait for the other), so in every graph some tripped job can be worked off, and
+in the end all are released.
 
 ``decide`` knows no database and no clock. The step that applies it (``dispatcher/steps/apply_backpressure.py``)
 stores trips and holds, so that a restart changes nothing and replicas agree.
@@ -23,6 +23,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+BACKPRESSURE = "backpressure of "
+"""Before the name of the job that holds another: so the causes of holds begin, and no other pause's."""
 J = TypeVar("J", bound=Hashable)
 
 
@@ -45,9 +47,9 @@ class PressureSettings:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad(Generic[J]):
-    """A job as a snapshot has it. ``waiting`` counts tasks that wait to be claimed, ``oldest`` is since when the first
-    of them waits; tasks that wait for a retry time are in neither. ``bulk_work`` says whether it has any tasks of
-    priority bulk. ``producers`` are the jobs whose events make its tasks."""
+    """A job as a snapshot has it. ``waiting`` counts tasks that wait to be claimed, ``oldest`` is since when the
+    first of them waits; tasks that wait for a retry time are in neither. ``bulk_work`` says whether it has any
+    tasks of priority bulk. ``producers`` are the jobs whose events make its tasks."""
 
     bulk: bool = False
     bulk_work: bool = False

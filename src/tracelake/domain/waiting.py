@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from tracelake.domain.chain_status import PauseFact
+from tracelake.domain.pressure import BACKPRESSURE
 from tracelake.domain.runtimes import DISPATCHER
 
 
@@ -20,7 +21,9 @@ class WaitCause(StrEnum):
     RETRY_TIME = "RetryTime"
     JOB_RETIRED = "JobRetired"
     JOB_PAUSED = "JobPaused"
+    BACKPRESSURE = "Backpressure"
     CAP_FULL = "CapFull"
+    OPERATOR_FULL = "OperatorFull"
     EARLIER_TASK = "EarlierTask"
     LATER_TASK = "LaterTask"
     INPUTS = "Inputs"
@@ -32,7 +35,7 @@ class WaitCause(StrEnum):
 class QueuedFacts:
     """A queued task with its job's limits, as they are ``now``. ``not_committed`` are the inputs whose scope was
     invalidated and isn't committed again. ``workers`` serve the runtime, with ``slots`` together; ``held`` tasks
-    run there."""
+    run there, and ``in_flight`` tasks of its operator anywhere."""
 
     now: datetime
     runtime: str
@@ -46,6 +49,8 @@ class QueuedFacts:
     earlier_task: bool = False
     running: int = 0
     cap: int | None = None
+    in_flight: int = 0
+    operator_cap: int | None = None
     undelivered: str | None = None
     last_error: str | None = None
     workers: int = 0
@@ -68,6 +73,9 @@ def why_waiting(task: QueuedFacts) -> Waiting:
         return Waiting(WaitCause.JOB_RETIRED, "its job was replaced or removed by a deploy")
     if task.job_paused:
         since = min((each.since for each in task.pauses), default=None)
+        if task.pauses and all(each.cause.startswith(BACKPRESSURE) for each in task.pauses):
+            causes = ", ".join(each.cause for each in task.pauses)
+            return Waiting(WaitCause.BACKPRESSURE, causes, since=since)
         return Waiting(WaitCause.JOB_PAUSED, _paused(task.pauses), since=since)
     if task.superseded:
         return Waiting(WaitCause.LATER_TASK, "a later task covers its scope; its next claim cancels it")
@@ -81,6 +89,11 @@ def why_waiting(task: QueuedFacts) -> Waiting:
         return Waiting(WaitCause.EARLIER_TASK, "an earlier task of its job has not ended")
     if task.cap is not None and task.running >= task.cap:
         return Waiting(WaitCause.CAP_FULL, f"its job runs {task.running} tasks of at most {task.cap}")
+    if task.operator_cap is not None and task.in_flight >= task.operator_cap:
+        return Waiting(
+            WaitCause.OPERATOR_FULL,
+            f"its operator runs {task.in_flight} tasks of at most {task.operator_cap} over all DAGs",
+        )
     if task.undelivered:
         return Waiting(
             WaitCause.DELIVERY, f"it can't be delivered yet: {task.undelivered}", since=task.woken_at

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from tracelake.contracts.coverage import (
     BackfillFailure,
+    BackfillHold,
     BackfillQuery,
     BackfillState,
     Gap,
@@ -95,7 +96,15 @@ async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) ->
     path = [each.job_id for each in route.between]
     newest = query.order == "newest"
     row = await tx.fetchrow(
-        SQL.backfill_state, route.target.job_id, query.start, query.end, path, chunk, newest, query.limit
+        SQL.backfill_state,
+        route.target.job_id,
+        query.start,
+        query.end,
+        path,
+        chunk,
+        newest,
+        query.limit,
+        route.source.job_id,
     )
     assert row is not None
     missing = [BlockRange(*ends) for ends in zip(row["starts"], row["ends"], strict=True)]
@@ -114,6 +123,7 @@ async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) ->
     )
     chunks = query.end // chunk - query.start // chunk + 1
     blocks = query.end - query.start + 1
+    held = await tx.fetch(SQL.holds_of_jobs, [route.source.job_id, *working])
     return BackfillState(
         job=_name(route.target),
         source=_name(route.source),
@@ -136,6 +146,7 @@ async def backfill(tx: Transaction, dag: str, job: str, query: BackfillQuery) ->
         events=[Gap(piece.start, piece.end, piece.end - piece.start + 1) for piece in events],
         more_events=len(events) == query.limit,
         failed=_failures(failed, (route.target, *route.between)),
+        held=[BackfillHold(**row) for row in held],
     )
 
 

@@ -6,15 +6,17 @@ because both change a number, and a million waiting tasks cost no more to count 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from tracelake.contracts.pressure import HeldJob, JobPressure, OperatorLoad, PressureReport
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind
-from tracelake.domain.pressure import JobLoad, PressureDecision, Tier, Trip
+from tracelake.domain.pressure import JobLoad, PressureDecision, PressureSettings, Tier, Trip
 from tracelake.postgres import sqlfiles
 from tracelake.store.db import Row, Transaction
 from tracelake.store.tasks import NewTask
@@ -103,8 +105,8 @@ async def holds(tx: Transaction) -> set[StoredHold]:
 async def apply(
     tx: Transaction, decision: PressureDecision[UUID], names: dict[UUID, str], before: Iterable[StoredHold]
 ) -> list[ChangedJob]:
-    """Write trips and holds as decided; the deploy lock is held exclusively. Returns the jobs that it stopped or let
-    go."""
+    """Write trips and holds as decided; the deploy lock is held exclusively. Returns the jobs that it stopped or
+    let go."""
     await tx.execute(SQL.end_trips, list(decision.trips))
     if decision.trips:
         trips = decision.trips.values()
@@ -124,9 +126,7 @@ async def apply(
         await tx.execute(SQL.add_holds, held, causes, [hold.bulk_only for hold in wanted], chains)
     touched = {hold.job for hold in before} | set(held)
     rows = await tx.fetch(SQL.flag_jobs, sorted(touched))
-    return [
-        ChangedJob(f"{row['dag_name']}/{row['name']}", row["paused"], row["bulk_held"]) for row in rows
-    ]
+    return [ChangedJob(f"{row['dag_name']}/{row['name']}", row["paused"], row["bulk_held"]) for row in rows]
 
 
 async def note_over(tx: Transaction, trips: dict[UUID, datetime | None]) -> None:
@@ -184,3 +184,77 @@ async def settle_events(tx: Transaction, settled: Sequence[tuple[int, str, int]]
 
 async def end_backlog(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(SQL.end_backlog, job_id)
+
+
+async def report(tx: Transaction, settings: PressureSettings, caps: Mapping[str, int]) -> PressureReport:
+    """Jobs with thresholds, and every hold with what ends it."""
+    rows = {row["job_id"]: row for row in await tx.fetch(SQL.report)}
+    running = {row["operator"]: row["running"] for row in await tx.fetch(SQL.operators)}
+    return PressureReport(
+        [_job_pressure(row) for row in rows.values()],
+        [
+            _held_job(row, rows[row["caused_by"]], settings.low_mark)
+            for row in await tx.fetch(SQL.held_jobs)
+            if row["caused_by"] in rows
+        ],
+        [OperatorLoad(name, running.get(name, 0), caps.get(name)) for name in sorted({*running, *caps})],
+    )
+
+
+def _job_pressure(row: Row) -> JobPressure:
+    depth = row["waiting"] / row["max_queue_depth"] if row["max_queue_depth"] else 0.0
+    seconds, most = row["oldest_seconds"], row["max_queue_age_seconds"]
+    age = seconds / most if most and seconds is not None else 0.0
+    return JobPressure(
+        dag_name=row["dag_name"],
+        job=row["job"],
+        priority=row["priority"],
+        pressure=0.0 if row["paused_by_person"] else round(max(depth, age), 3),
+        waiting=row["waiting"],
+        max_queue_depth=row["max_queue_depth"],
+        oldest_seconds=seconds,
+        max_queue_age_seconds=most,
+        paused_by_person=row["paused_by_person"],
+        holds=row["tier"],
+        since=row["since"],
+    )
+
+
+def _held_job(row: Row, cause: Row, low_mark: float) -> HeldJob:
+    depth, seconds = cause["max_queue_depth"], cause["max_queue_age_seconds"]
+    below = math.ceil(depth * low_mark) if depth else None
+    below_seconds = seconds * low_mark if seconds else None
+    return HeldJob(
+        dag_name=row["dag_name"],
+        job=row["job"],
+        cause_dag=row["cause_dag"],
+        cause_job=row["cause_job"],
+        bulk_only=row["bulk_only"],
+        since=row["since"],
+        chain=row["chain"],
+        released_below=below,
+        released_below_seconds=below_seconds,
+        message=_story(row, cause, below, below_seconds),
+    )
+
+
+def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None) -> str:
+    """`ingest is held by pressure of erc20/transfers (1,204 of 1,000 waiting, oldest 11 min), since 12:03, through
+    logs → transfers; released below 500`: jobs of the cause's DAG without its name."""
+    dag = f"{row['cause_dag']}/"
+    who = ("bulk work of " if row["bulk_only"] else "") + f"{row['dag_name']}/{row['job']}".removeprefix(dag)
+    of = f" of {cause['max_queue_depth']:,}" if cause["max_queue_depth"] else ""
+    oldest = "" if cause["oldest_seconds"] is None else f", oldest {_span(cause['oldest_seconds'])}"
+    through = " → ".join(each.removeprefix(dag) for each in row["chain"][1:])
+    ends = [f"below {below:,}"] if below is not None else []
+    ends += [f"when the oldest has waited for less than {_span(below_seconds)}"] if below_seconds else []
+    return (
+        f"{who} is held by pressure of {dag}{row['cause_job']} ({cause['waiting']:,}{of} waiting{oldest}), "
+        f"since {row['since']:%H:%M}, through {through}; released {' and '.join(ends) or 'at once'}"
+    )
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

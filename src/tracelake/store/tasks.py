@@ -24,8 +24,8 @@ SQL = sqlfiles.load("tracelake.store.sql", "tasks.sql")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task with its job's settings; locked unless it came from ``read``. ``bulk`` is work of a backfill, ``is_bulk``
-    that or work of a bulk job. ``held``: its job is paused or held, or is held for work like this."""
+    """A task with its job's settings; locked unless it came from ``read``. ``bulk`` is work of a backfill,
+    ``is_bulk`` that or work of a bulk job. ``held``: its job is paused or held, or is held for work like this."""
 
     state: TaskState
     seq: int
@@ -252,10 +252,13 @@ async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
 
 
 async def create_partition_tasks(
-    tx: Transaction, candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]], *, kept: bool = False
+    tx: Transaction,
+    candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]],
+    *,
+    kept: bool = False,
 ) -> list[NewTask]:
-    """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new. ``kept`` ones
-    have waited for their turn already."""
+    """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new. ``kept``
+    ones have waited for their turn already."""
     if not candidates:
         return []
     rows = await tx.fetch(

@@ -14,6 +14,7 @@ from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
 from tracelake.dispatcher.steps.upkeep import reconcile_partitions
+from tracelake.store import pressure, reads
 
 
 @pytest.fixture
@@ -272,3 +273,29 @@ async def test_a_held_source_hears_it_with_its_next_events(talk: Conversation) -
     await talk.pass_time(6)
     await settle(talk)
     assert not (await talk.beat(follower)).pause
+
+
+async def test_the_report_and_a_task_tell_the_story(talk: Conversation) -> None:
+    await talk.deploy(chain(4, max_queue_age="10m"))
+    await fill(talk, 5)
+    await talk.trigger(100, 100)
+    waiting = await talk.only_queued("up")
+    await settle(talk)
+    report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure, {"noop": 7}))
+    [job] = report.jobs
+    assert (job.job, job.pressure, job.waiting, job.holds) == ("down", 1.25, 5, "normal")
+    hold = next(each for each in report.holds if each.job == "src")
+    assert hold.chain == ["chain/src", "chain/up", "chain/down"]
+    assert (hold.released_below, hold.released_below_seconds) == (2, 300.0)
+    assert hold.message.startswith("src is held by pressure of chain/down (5 of 4 waiting, oldest ")
+    assert (
+        "through up → down; released below 2 and when the oldest has waited for less than 5 min"
+        in hold.message
+    )
+    assert [(each.operator, each.max_in_flight) for each in report.operators] == [("noop", 7)]
+    detail = await talk.ctx.db.run(lambda tx: reads.task(tx, waiting))
+    assert detail.waiting_for is not None
+    assert (detail.waiting_for.reason, detail.waiting_for.message) == (
+        "Backpressure",
+        "backpressure of chain/down",
+    )

@@ -13,6 +13,7 @@ from tracelake.cli import status
 from tracelake.cli.main import app
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferPage, BufferSummary
+from tracelake.contracts.pressure import HeldJob, PressureReport
 from tracelake.contracts.user_api import (
     ChainPage,
     ChainStatus,
@@ -68,6 +69,20 @@ def job(name: str, paused_by: str | None) -> JobSummary:
     )
 
 
+HOLD = HeldJob(
+    dag_name="dag",
+    job="named",
+    cause_dag="dag",
+    cause_job="quiet",
+    bulk_only=False,
+    since=NOW,
+    chain=["dag/named", "dag/quiet"],
+    released_below=5,
+    released_below_seconds=None,
+    message="named is held by pressure of dag/quiet",
+)
+
+
 class Stack:
     url = "http://127.0.0.1:1"
 
@@ -96,6 +111,9 @@ class Stack:
 
     def failed_deliveries(self, **_: object) -> FailedDeliveries:
         return FailedDeliveries([])
+
+    def pressure(self) -> PressureReport:
+        return PressureReport([], [HOLD])
 
 
 @pytest.fixture
@@ -126,3 +144,7 @@ def test_a_chain_shows_how_old_its_numbers_are_and_what_keeps_it(lines: list[str
     assert "4,000 s ago" in line
     assert line.endswith("paused by ann since 2026-11-02 00:00:00Z")
     assert "dag/tip: main: refused: tracelake rpc status" in lines
+
+
+def test_holds_are_told_in_the_words_of_the_report(lines: list[str]) -> None:
+    assert lines[lines.index("held by backpressure") + 1] == HOLD.message

@@ -18,6 +18,7 @@ from tracelake.dispatcher.api.buffers import BUFFER_ROUTES, BUFFER_VIEWS
 from tracelake.dispatcher.api.dags import DAG_ROUTES, DAG_VERSION_VIEWS, JOB_ROUTES
 from tracelake.dispatcher.api.datasets import COVERAGE_VIEWS, DATASET_VIEWS, EXPLAIN_VIEWS
 from tracelake.dispatcher.api.functions import BUNDLE_ROUTES, INVOKER_ROUTES
+from tracelake.dispatcher.api.pressure import PRESSURE_VIEWS
 from tracelake.dispatcher.api.query_proxy import QUERY_ROUTES, QueryService
 from tracelake.dispatcher.api.request import ApiRequest, DispatcherServices
 from tracelake.dispatcher.api.tasks import TASK_ROUTES, TASK_VIEWS, WORKER_ROUTES
@@ -45,6 +46,7 @@ USER_ROUTES = (
     *BUFFER_VIEWS,
     *EXPLAIN_VIEWS,
     *JOB_ROUTES,
+    *PRESSURE_VIEWS,
     *QUERY_ROUTES,
     *USER_HEALTH_ROUTES,
 )

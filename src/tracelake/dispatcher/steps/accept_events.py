@@ -70,8 +70,8 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
 
 
 async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerRequest) -> TriggerResponse:
-    """Record an event on output 0 of a manual source, as if one of its tasks had sent it. While the source is paused
-    or held the event is kept."""
+    """Record an event on output 0 of a manual source, as if one of its tasks had sent it. While the source is
+    paused or held the event is kept."""
 
     async def work(tx: Transaction) -> CountedEvents:
         active = await jobs.active(tx, dag, job)

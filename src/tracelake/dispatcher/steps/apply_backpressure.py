@@ -1,15 +1,14 @@
 """Backpressure applied: hold the producers of jobs whose queues are full, and release them when these are not.
 
-``balance`` looks, decides by ``domain/pressure.py`` and, only if something changes, acts in one transaction that holds
-the deploy lock exclusively: every claim and every routing comes either before the hold and is done, or after it and
-reads it from the job's row. It decides again in there, so any number of replicas may look at once and the first one
-acts. Trips and holds are rows, so a restart changes nothing.
+``balance`` looks, decides by ``domain/pressure.py`` and, only if something changes, acts in one transaction that
+holds the deploy lock exclusively: every claim and every routing comes either before the hold and is done, or after
+it and reads it from the job's row. It decides again in there, so any number of replicas may look at once and the
+first one acts. Trips and holds are rows, so a restart changes nothing.
 
 What a held job would have been given is kept: scopes of PerPartition jobs (``held_scope``), events of sources that
-have no tasks of their own (state ``held``), wake-ups that claims used up (``parked``). ``drain`` gives a released job
-these in their order, no more at a time than its queue, or its consumers', has room for: a release never fills a
-queue beyond its threshold. Until then new events of the job queue up behind them.
-"""
+have no tasks of their own (state ``held``), wake-ups that claims used up (``parked``). ``drain`` gives a released
+job these in their order, no more at a time than its queue, or its consumers', has room for: a release never fills a
+queue beyond its threshold. Until then new events of the job queue up behind them. """
 
 from __future__ import annotations
 
@@ -41,8 +40,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``active`` says whether there is anything to watch: thresholds, trips or backlogs. ``look_again`` is when time
-    alone may change the decision, in seconds from now. ``more`` says that a backlog could be worked off further."""
+    """``active`` says whether there is anything to watch: thresholds, trips or backlogs. ``look_again`` is when
+    time alone may change the decision, in seconds from now. ``more`` says that a backlog could be worked off
+    further."""
 
     active: bool
     look_again: float | None = None

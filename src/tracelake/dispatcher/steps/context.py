@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -24,8 +25,8 @@ from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.errors import Invalid
-from tracelake.domain.pressure import PressureSettings
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
+from tracelake.domain.pressure import PressureSettings
 from tracelake.domain.task import TaskKind
 from tracelake.objects.base import ObjectStore
 from tracelake.store import datasets
@@ -140,8 +141,11 @@ class StepContext:
     missing_work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a deploy or a resume may have left missing tasks for the reconciler to create."""
     queues_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set after a commit that may have changed what waits, or who is paused: somebody may have to be held or released."""
+    """Set after a commit that may have changed what waits, or who is paused: somebody may have to be held or
+    released."""
     pressure: PressureSettings = field(default_factory=PressureSettings)
+    caps: Mapping[str, int] = field(default_factory=dict)
+    """Maximum number of running tasks by operator, over all DAGs."""
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Cached buffered datasets by uuid and by name; verified again in the transaction that uses them."""
     emissions: Emissions = field(default_factory=Emissions)

@@ -61,7 +61,8 @@ class Materialized:
 @dataclass(frozen=True, slots=True)
 class ProducedEvent:
     """``own`` is false for an older generation of the producer's dataset, whose events are only recorded.
-    ``materialized`` is set when a completion commits the scope, ``event_id`` for a kept event that is recorded already."""
+    ``materialized`` is set when a completion commits the scope, ``event_id`` for a kept event that is recorded
+    already."""
 
     producer: Producer
     dataset_version: UUID

@@ -33,7 +33,10 @@ SELECT max(range_end) AS last FROM partition WHERE dataset_version = $1 AND curr
 
 -- name: active_jobs
 -- The jobs that a backfill could go through.
-SELECT j.job_id, j.dag_name, j.name, j.operator, j.source_kind, j.execution_strategy, j.config, j.paused,
+SELECT j.job_id, j.dag_name, j.name, j.operator, j.source_kind, j.execution_strategy, j.config,
+       j.paused AND NOT EXISTS (SELECT 1 FROM job_pause p WHERE p.job_id = j.job_id AND p.caused_by IS NOT NULL
+                                  AND NOT EXISTS (SELECT 1 FROM job_pause q
+                                                  WHERE q.job_id = j.job_id AND q.caused_by IS NULL)) AS paused,
        j.max_concurrency,
        EXISTS (SELECT 1 FROM dataset_version dv WHERE dv.job_id = j.job_id AND dv.storage <> 'none') AS stores
 FROM job j WHERE j.active
@@ -63,7 +66,14 @@ WITH wanted AS (
         UNION ALL
         SELECT t.range_start, t.range_end FROM task t
         WHERE t.job_id = ANY($4::uuid[]) AND t.kind = 'partition' AND t.status <> 'Completed'
-          AND t.range_start <= $3 AND t.range_end >= $2) a
+          AND t.range_start <= $3 AND t.range_end >= $2
+        UNION ALL
+        SELECT h.range_start, h.range_end FROM held_scope h
+        WHERE h.job_id = ANY($4::uuid[]) AND h.range_start <= $3 AND h.range_end >= $2
+        UNION ALL
+        SELECT e.range_start, e.range_end FROM dataset_version dv JOIN event e USING (dataset_version)
+        WHERE dv.job_id = $8 AND e.state = 'held' AND e.kind = 'partition'
+          AND e.range_start <= $3 AND e.range_end >= $2) a
 ), unasked AS MATERIALIZED (
     SELECT missing.span - coalesce(asked.span, '{}'::int8multirange) AS span FROM missing, asked
 ), pieces AS (
@@ -86,6 +96,11 @@ SELECT (SELECT span::text FROM missing) AS missing,
        (SELECT coalesce(array_agg(first ORDER BY CASE WHEN $6 THEN -first ELSE first END), '{}') FROM page) AS starts,
        (SELECT coalesce(array_agg(last ORDER BY CASE WHEN $6 THEN -first ELSE first END), '{}') FROM page) AS ends
 FROM cells
+
+-- name: holds_of_jobs
+-- Which of these jobs are held because of others.
+SELECT j.dag_name, j.name AS job, p.bulk_only, p.cause FROM job_pause p JOIN job j USING (job_id)
+WHERE p.job_id = ANY($1::uuid[]) AND p.caused_by IS NOT NULL ORDER BY p.since, j.name
 
 -- name: live_tasks_in_range
 -- Numbers of waiting and running tasks of a job, and of those before it, in a range.

@@ -190,3 +190,8 @@ SELECT j.dag_name, j.name AS job, c.dag_name AS cause_dag, c.name AS cause_job, 
 FROM job_pause p JOIN job j ON j.job_id = p.job_id JOIN job c ON c.job_id = p.caused_by
 WHERE p.caused_by IS NOT NULL AND j.active
 ORDER BY j.dag_name, j.name, p.since, p.cause
+
+-- name: operators
+-- Running tasks of each operator, over all DAGs.
+SELECT j.operator, count(*) AS running FROM task t JOIN job j USING (job_id) WHERE t.status = 'Running'
+GROUP BY 1 ORDER BY 1

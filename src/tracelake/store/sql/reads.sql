@@ -9,7 +9,7 @@ SELECT j.dag_name, j.name, j.activation, j.source_kind, j.operator, j.runtime, j
 FROM job j CROSS JOIN LATERAL (
     SELECT max(actor) FILTER (WHERE cause = 'person') AS paused_by, min(since) AS paused_at,
            coalesce(array_agg(cause ORDER BY since, cause), '{}') AS pause_causes
-    FROM job_pause WHERE j.paused AND job_id = j.job_id) p
+    FROM job_pause WHERE j.paused AND job_id = j.job_id AND NOT bulk_only) p
 WHERE j.dag_name = ANY($1::text[]) AND j.active ORDER BY j.dag_name, j.name
 
 -- name: recent_tasks

@@ -33,11 +33,12 @@ FROM present p LEFT JOIN held h USING (runtime) GROUP BY p.runtime
 -- name: waiting_facts
 -- Queued tasks ($1) with everything that decides whether a claim would take them, in its order, and whether a
 -- wake-up that failed is tried again.
-SELECT t.task_id, j.runtime, t.ready_at, t.woken_at, j.active AS job_active, j.paused AS job_paused,
+SELECT t.task_id, j.runtime, t.ready_at, t.woken_at, j.active AS job_active,
+       j.paused OR (t.bulk AND j.bulk_held) AS job_paused,
        j.max_concurrency AS cap, t.error_message AS last_error, tl_now() AS now,
        (SELECT coalesce(jsonb_agg(jsonb_build_object('cause', p.cause, 'actor', p.actor, 'since', p.since)
                                   ORDER BY p.since, p.cause), '[]')
-        FROM job_pause p WHERE p.job_id = t.job_id) AS pauses,
+        FROM job_pause p WHERE p.job_id = t.job_id AND (t.bulk OR NOT p.bulk_only)) AS pauses,
        t.kind = 'partition' AND EXISTS (
             SELECT 1 FROM task later
             WHERE later.kind = 'partition' AND later.job_id = t.job_id AND later.range_start = t.range_start
