@@ -421,7 +421,7 @@ class EventOut(Struct, frozen=True):
 
 
 class EventsResponse(Struct, frozen=True):
-    """``pause`` as in a heartbeat's answer: a source stops producing until told otherwise."""
+    """``pause`` as in a heartbeat's answer: a source stops producing until a later answer says otherwise."""
 
     events: list[EventOut]
     tasks_created: int

@@ -5,7 +5,7 @@ attempt that runs the operator acts on them, and the poller keeps the wake-ups t
 reason to stop an attempt is final; later ones change nothing.
 
 ``Heartbeats`` are sent for every held task, running or waiting: each a quarter of the lease after the last answer,
-and earlier when an operator has reported progress. One timer serves all tasks, so a task that ends before its first
+and earlier when an operator has reported progress or is paused. One timer serves all tasks, so a task that ends before its first
 heartbeat costs one dictionary entry. While the Dispatcher can't be reached, a heartbeat is repeated until the task
 is let go.
 """
@@ -39,6 +39,8 @@ MAX_ERROR_CHARS = 16 * 1024
 _MAX_PROGRESS_TEXT = 500
 Logger = structlog.stdlib.BoundLogger
 PROGRESS_SECONDS = 2.0
+PAUSED_SECONDS = 2.0
+"""Between heartbeats of a paused attempt: it goes on within this time after its release."""
 _SHORTEST_TRY = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -77,6 +79,7 @@ class HeldTask:
         "hide",
         "later_receipts",
         "lease_token",
+        "on_pause",
         "paused",
         "payload",
         "receipts",
@@ -101,6 +104,8 @@ class HeldTask:
         self.stopped: Stop | None = None
         self.reported = False
         self.paused = False
+        self.on_pause: Callable[[HeldTask], None] | None = None
+        """Called when it is paused, by whichever answer."""
         self.generation: int | None = None
         """Generation of the Spark server that the attempt runs on."""
         self.rpc_pool: PoolConfig | None = None
@@ -128,7 +133,9 @@ class HeldTask:
 
     @property
     def heartbeat_seconds(self) -> float:
-        return self.payload.heartbeat_timeout_seconds / 4
+        quarter = self.payload.heartbeat_timeout_seconds / 4
+        # What is paused waits for the answer that lets it go on.
+        return min(quarter, PAUSED_SECONDS) if self.paused else quarter
 
     def controlled_by(self, control: Control | None) -> None:
         self._control = control
@@ -154,10 +161,16 @@ class HeldTask:
             self.token = Secret(answer.capability_token)
             if self._control is not None:
                 self._control.renew(self.token)
-        if answer.pause != self.paused:
-            self.paused = answer.pause
+        self.pause(answer.pause)
+
+    def pause(self, paused: bool) -> None:
+        """Stop producing, or go on, as the Dispatcher has answered."""
+        if paused != self.paused:
+            self.paused = paused
             if self._control is not None:
-                self._control.pause(answer.pause)
+                self._control.pause(paused)
+            if paused and self.on_pause is not None:
+                self.on_pause(self)
 
     def progressed(self, fields: Mapping[str, object]) -> None:
         """Record progress for the next heartbeat; it replaces progress that hasn't been sent."""
@@ -233,6 +246,8 @@ class Heartbeats:
         self._timer_at = math.inf
 
     def keep(self, held: HeldTask) -> None:
+        # Paused by an answer to its events, it must not sleep until its usual heartbeat.
+        held.on_pause = self.send_soon
         self._schedule(held, self._loop.time() + held.heartbeat_seconds)
 
     def let_go(self, held: HeldTask) -> None:

@@ -138,7 +138,11 @@ class Calls:
         became: list[EventOut] = []
         for chunk in chunks(events):
             request = EventsRequest(self._held.task_id, self._held.attempt, chunk, self._held.lease_token)
-            became += (await self._client.events(request, until=self._until)).events
+            answer = await self._client.events(request, until=self._until)
+            became += answer.events
+            # A source that produces too much stops at once; only a heartbeat lets it go on.
+            if answer.pause:
+                self._held.pause(True)
         return became
 
     async def _do(self, action: Action) -> Any:

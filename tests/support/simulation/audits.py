@@ -6,6 +6,8 @@
 (invariants 2, 3, 7): no hole, no row of an abandoned fork, no scope that was never requested, nothing twice,
 for every dataset of the active generation, from plain reads of committed cursors and partitions.
 
+``audit_holds`` reads what the database has noted at the commit of every claim and every new task.
+
 ``FenceAudit`` checks that all accepted claims, heartbeats and completions can be true together (invariant 1).
 """
 
@@ -47,6 +49,7 @@ NOTHING_LOST = "2: no acknowledged event, trigger or completion is lost"
 NOTHING_TWICE = "3: nothing counts twice"
 CANONICAL = "7: committed rows are those of the canonical chain"
 ONE_HOLDER = "1: an attempt has one holder, and only the current one acts"
+HELD = "a held job's tasks are neither created nor claimed, and a full queue grows by running work alone"
 CAP = "1: never more attempts at once than a job allows"
 Attempt = tuple[UUID, int]
 
@@ -164,6 +167,11 @@ async def audit_content(world: World) -> list[Finding]:
             else:
                 findings += await _audit_job(world, job, version)
     return findings
+
+
+async def audit_holds(world: World) -> list[Finding]:
+    rows = await world.observer.read(SQL.violations)
+    return [Finding(HELD, "none of it", f"{row['name']}: {row['what']} at {row['at']}") for row in rows]
 
 
 async def _audit_job(world: World, job: str, version: UUID) -> list[Finding]:

@@ -154,11 +154,12 @@ async def act_as_people(world: World) -> None:
 
 async def _trigger(world: World) -> None:
     first = world.rng.randint(0, 3)
-    await trigger(world, first * CHUNK, (first + world.rng.randint(1, 2)) * CHUNK - 1)
+    bulk = bool(world.layout.depths) and world.chance(0.5)
+    await trigger(world, first * CHUNK, (first + world.rng.randint(1, 2)) * CHUNK - 1, bulk=bulk)
 
 
-async def trigger(world: World, start: int, end: int) -> None:
-    request = TriggerRequest(start=start, end=end)
+async def trigger(world: World, start: int, end: int, *, bulk: bool = False) -> None:
+    request = TriggerRequest(start=start, end=end, priority="bulk" if bulk else "normal")
 
     async def step(ctx: StepContext) -> Sequence[Any]:
         return [await trigger_source(ctx, DAG, "ask", request)]

@@ -109,6 +109,7 @@ class Observer:
 
     async def own_the_time(self) -> None:
         await self._raw.execute(SQL.own_the_time)
+        await self._raw.execute(SQL.watch_holds)
 
     async def begin(self, now: datetime) -> None:
         await self._raw.execute(SQL.forget_everything)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.simulation.scheduler import Odds
@@ -59,14 +59,17 @@ JOBS: Mapping[str, SimJob] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The jobs of a run, how many of each may run at once, and the tags that are deployed."""
+    """The jobs of a run, how many of each may run at once and wait before their producers are held, which of them are
+    bulk, and the tags that are deployed."""
 
     jobs: frozenset[str]
     caps: Mapping[str, int]
     tags: Mapping[str, str]
+    depths: Mapping[str, int] = field(default_factory=dict)
+    bulk: frozenset[str] = frozenset()
 
     def with_tag(self, job: str, tag: str) -> Layout:
-        return Layout(self.jobs, self.caps, {**self.tags, job: tag})
+        return replace(self, tags={**self.tags, job: tag})
 
     def yaml(self) -> str:
         """JSON is YAML; the order of the jobs is that of ``JOBS``."""
@@ -98,6 +101,10 @@ class Layout:
             spec |= {"update_strategy": "append", "unique_key": ["row"]}
         if name in self.caps:
             spec["scaling"] = {"max_concurrency": self.caps[name]}
+        if name in self.depths:
+            spec["max_queue_depth"] = self.depths[name]
+        if name in self.bulk:
+            spec["priority"] = "bulk"
         return spec
 
     def lineage(self, job: str) -> str:
@@ -157,6 +164,11 @@ class Profile:
         return self.queue_loss
 
     @property
+    def balances(self) -> bool:
+        """Whether anything is ever held or paused, and has to be let go again."""
+        return bool(self.layout.depths) or self.pauses
+
+    @property
     def reconciles(self) -> bool:
         return self.deploys or self.pauses
 
@@ -179,7 +191,7 @@ def draw(rng: random.Random) -> Profile:
         rng.choice((2.0, 8.0, 40.0)),
         rng.choice((0.0, 0.01, 0.03)),
     )
-    return Profile(
+    profile = Profile(
         layout,
         odds,
         turns=rng.randint(500, 1100),
@@ -200,3 +212,9 @@ def draw(rng: random.Random) -> Profile:
         chain_pace=rng.choice((8.0, 25.0)),
         chain_moves=rng.choice((3, 1000)),
     )
+    # Drawn last: what a seed did before there was pressure, it still does.
+    if rng.random() < 0.5:
+        full = {name: rng.randint(1, 3) for name in sorted(jobs) if JOBS[name].inputs and rng.random() < 0.6}
+        bulk = frozenset(name for name in sorted(jobs) if JOBS[name].inputs and rng.random() < 0.3)
+        profile = replace(profile, layout=replace(layout, depths=full, bulk=bulk))
+    return profile

@@ -21,13 +21,14 @@ import msgspec
 
 from tests.support.simulation import calls, worker
 from tests.support.simulation import calls as people
-from tests.support.simulation.audits import AnswerAudit, FenceAudit, Finding, audit_content
+from tests.support.simulation.audits import AnswerAudit, FenceAudit, Finding, audit_content, audit_holds
 from tests.support.simulation.connection import SQL, Observer, SimConnections, open_session
 from tests.support.simulation.graph import LEASE, Profile, draw
 from tests.support.simulation.scheduler import START, Died, HeldBackends, Scheduler
 from tests.support.simulation.worker import Lease, Worker
 from tests.support.simulation.world import MessageQueue, World
 from tracelake.contracts.dispatcher_api import ClaimRequest, CompleteRequest
+from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deploy_dag import Deployed
 from tracelake.dispatcher.steps.upkeep import reap_leases, reconcile_partitions, rewake_queued, watch_sources
@@ -140,7 +141,7 @@ async def _rest_and_audit(world: World) -> list[Finding]:
     rest = await come_to_rest(world)
     if not rest.settled:
         return [Finding(SETTLES, "nothing is left to do", "; ".join(rest.unfinished))]
-    findings = await audit_content(world)
+    findings = await audit_content(world) + await audit_holds(world)
     findings += FenceAudit(world.history, world.layout).run()
     return findings + AnswerAudit(world.history).run()
 
@@ -148,6 +149,8 @@ async def _rest_and_audit(world: World) -> list[Finding]:
 async def run_loops(world: World, index: int) -> None:
     world.listening[index] = world.scheduler.now
     chores = ["deliver"] * 6 + ["reap"] * 2 + ["watch"]
+    if world.profile.balances:
+        chores += ["balance"] * 3
     if world.profile.sweeps:
         chores.append("rewake")
     if world.profile.reconciles:
@@ -172,6 +175,9 @@ async def do_chore(world: World, chore: str, index: int) -> int:
             return await deliver_outbox(world, ctx)
         case "reap":
             return await reap_leases(ctx, world.listening[index])
+        case "balance":
+            found = await balance(ctx)
+            return len(found.changed) + found.more
         case "rewake":
             return await rewake_queued(ctx, REWAKE_SECONDS)
         case "reconcile":
@@ -226,7 +232,8 @@ async def come_to_rest(world: World) -> Rest:
 
 async def _round(world: World, number: int, began: datetime) -> int:
     world.scheduler.advance(LEASE * 0.45)
-    chores = ["deliver", "reap", "watch"]
+    chores = ["balance"] if world.profile.balances else []
+    chores += ["deliver", "reap", "watch"]
     chores += ["rewake"] if world.profile.sweeps else []
     chores += ["reconcile"] if world.profile.reconciles else []
     for chore in chores:
@@ -282,6 +289,8 @@ async def _bring_back(world: World, began: datetime) -> int:
 async def _nothing_left(world: World) -> bool:
     if await world.observer.read(SQL.unfinished, world.profile.sweeps):
         return False
+    if await world.observer.read(SQL.still_held):
+        return False
     deployed = world.history.of("deploy")[-1].answer
     assert isinstance(deployed, Deployed), deployed
     heads = [output.dataset_version for output in deployed.jobs.get("head", [])]
@@ -293,4 +302,4 @@ async def _unfinished(world: World) -> list[str]:
         f"{row['name']} {row['kind']} {row['range_start']}-{row['range_end']} is {row['status']} "
         f"(attempt {row['attempt']}, {row['task_id']})"
         for row in await world.observer.read(SQL.unfinished, world.profile.sweeps)
-    ]
+    ] + [f"{row['name']} has {row['what']}" for row in await world.observer.read(SQL.still_held)]

@@ -11,6 +11,48 @@ BEGIN
     END LOOP;
 END $$
 
+-- name: watch_holds
+-- At its commit, a transaction that created or claimed a task is compared with the holds that are committed by then;
+-- and while a job holds all its producers, a new task of it must come from work that had begun before.
+CREATE TABLE IF NOT EXISTS sim_violation (name text, what text, at timestamptz);
+CREATE OR REPLACE FUNCTION sim_note_violation() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.kind <> 'source' OR TG_OP = 'UPDATE' THEN
+        INSERT INTO sim_violation
+        SELECT j.name, CASE TG_OP WHEN 'INSERT' THEN 'created' ELSE 'claimed' END, tl_now()
+        FROM job j JOIN job_pause p USING (job_id)
+        WHERE j.job_id = NEW.job_id AND p.caused_by IS NOT NULL AND (NEW.bulk OR NOT p.bulk_only);
+    END IF;
+    IF TG_OP = 'INSERT' AND NEW.kind = 'partition' THEN
+        INSERT INTO sim_violation
+        SELECT j.name, 'fed by later work', tl_now()
+        FROM job j JOIN pressure r ON r.job_id = j.job_id AND r.tier = 'normal'
+        JOIN job_input ji ON ji.job_id = j.job_id AND ji.trigger
+        JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
+             AND p.range_start = NEW.range_start AND p.range_end = NEW.range_end
+        LEFT JOIN attempt a ON a.task_id = p.task_id AND a.attempt = p.attempt
+        WHERE j.job_id = NEW.job_id AND coalesce(a.claimed_at, p.committed_at) > r.changed_at;
+    END IF;
+    RETURN NULL;
+END $$;
+DROP TRIGGER IF EXISTS sim_created ON task;
+DROP TRIGGER IF EXISTS sim_claimed ON task;
+CREATE CONSTRAINT TRIGGER sim_created AFTER INSERT ON task DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION sim_note_violation();
+CREATE CONSTRAINT TRIGGER sim_claimed AFTER UPDATE ON task DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.status = 'Running' AND OLD.status <> 'Running') EXECUTE FUNCTION sim_note_violation()
+
+-- name: violations
+-- What was noted at commits.
+SELECT name, what, at FROM sim_violation
+
+-- name: still_held
+-- What is left of holds when everybody should have been released.
+SELECT j.name, p.cause AS what FROM job_pause p JOIN job j USING (job_id) WHERE p.caused_by IS NOT NULL AND j.active
+UNION ALL SELECT j.name, 'a kept scope' FROM held_scope h JOIN job j USING (job_id) WHERE j.active
+UNION ALL SELECT j.name, 'a kept event' FROM event e JOIN dataset_version dv USING (dataset_version)
+          JOIN job j USING (job_id) WHERE e.state = 'held' AND j.active
+
 -- name: forget_everything
 -- A new seed begins with empty tables and with sequences at their start.
 DO $$
@@ -76,4 +118,5 @@ WHERE t.status IN ('Failed', 'Canceled') AND j.active ORDER BY t.seq
 
 -- name: paused_jobs
 -- Jobs that a user has paused.
-SELECT dag_name, name FROM job WHERE active AND paused ORDER BY name
+SELECT j.dag_name, j.name FROM job j JOIN job_pause p USING (job_id)
+WHERE j.active AND p.caused_by IS NULL ORDER BY j.name

@@ -171,16 +171,16 @@ def _settings() -> dict[str, JsonSchema]:
             default=usual.heartbeat_timeout_seconds,
         ),
         "priority": _choice(
-            Priority, "For backpressure: bulk is held first. No effect yet.", default=usual.priority
+            Priority, "Bulk waits behind normal work and is held first.", default=usual.priority
         ),
         "scaling": _object(
             "Limits on running tasks.", {"max_concurrency": _count("Maximum number of running tasks.", 1)}
         ),
-        "max_queue_depth": _count("Waiting tasks beyond which to pause producers. No effect yet.", 1),
-        "max_queue_age": _duration("Age of a waiting task beyond which to pause producers. No effect yet."),
+        "max_queue_depth": _count("Waiting tasks from which on all producers upstream are held.", 1),
+        "max_queue_age": _duration("Age of a waiting task from which on all producers upstream are held."),
         "backpressure": _choice(
             BackpressureMode,
-            "Behaviour of producers when the queue is full. No effect yet.",
+            "Producers when the queue is full: held, until it is half empty.",
             default=usual.backpressure,
         ),
         "retry": _object(
