@@ -94,8 +94,8 @@ def backfill(
     The job is the one that stores the blocks, such as evm_ingest; upstream of it are a manual source and a
     range_splitter. Only blocks that are neither committed nor requested yet are requested, and tasks that failed
     earlier are retried, so the same command resumes an interrupted one. The job's scaling.max_concurrency limits
-    how many tasks run at once. It is bulk work unless asked for as normal, so it never delays the tip of the chain: it
-    waits while jobs downstream have too much to do, and the command says so.
+    how many tasks run at once. It is bulk work unless asked for as normal, so it never delays the tip of the chain:
+    it waits while jobs downstream have too much to do, and the command says so.
 
     Ctrl-C ends the command and not the work. The exit code is 1 if tasks failed in the end.
 

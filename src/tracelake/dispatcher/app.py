@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -44,12 +45,13 @@ from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.context import Emissions, StepContext
 from tracelake.domain.entropy import Entropy
+from tracelake.domain.pressure import PressureSettings
 from tracelake.postgres.sessions import close_pool
 from tracelake.queue.base import Queue
 from tracelake.serving.listener import Listener
 from tracelake.serving.metrics_port import process_registry
 from tracelake.serving.surface import HttpMetrics
-from tracelake.store import users
+from tracelake.store import pressure, users
 from tracelake.store.db import Database, DeployLock, Transaction, open_pool
 from tracelake.store.functions import InvokerRow
 from tracelake.store.installation import connected_state, join, migrate
@@ -199,6 +201,9 @@ async def _steps(
         # One silent connection mostly means a lost server; the others would each cost a timeout to find out.
         db = Database(pool, on_silence=pool.expire_connections)
         org_id = await db.run(lambda tx: _first_user(tx, settings), lock=DeployLock.NONE)
+        caps = settings.operators
+        if caps is not None:
+            await db.run(lambda tx: pressure.set_caps(tx, caps), lock=DeployLock.EXCLUSIVE)
         keyring = PemKeyring(settings.home.key_folder)
         yield (
             StepContext(
@@ -213,6 +218,11 @@ async def _steps(
                     events=settings.task_events, records=settings.task_records, size=settings.task_bytes
                 ),
                 metrics=StepMetrics(registry),
+                pressure=PressureSettings(
+                    settings.pressure_low_mark,
+                    timedelta(seconds=settings.pressure_patience_seconds),
+                    timedelta(seconds=settings.pressure_min_hold_seconds),
+                ),
             ),
             keyring,
         )

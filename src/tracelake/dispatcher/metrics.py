@@ -12,12 +12,14 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tracelake.contracts.pressure import PressureReport
 from tracelake.contracts.user_api import ChainStatus
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.chain_status import ChainCondition
+from tracelake.domain.pressure import PressureSettings
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
-from tracelake.store import chains, outbox, waiting
+from tracelake.store import chains, outbox, pressure, waiting
 from tracelake.store.db import Database, DeployLock, Transaction
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -86,6 +88,11 @@ class StateGauges:
         )
         self.worker_slots = gauge("worker_slots", "Tasks that they can run at once.", "runtime")
         self.worker_held = gauge("worker_tasks", "Tasks that they run, without sources.", "runtime")
+        self.max_in_flight = gauge("tasks_max_in_flight", "Maximum number of them.", "operator")
+        self.pressure = gauge("pressure", "Pressure of jobs with thresholds: 1 is full.", "dag", "job")
+        self.held = gauge(
+            "jobs_held", "Jobs that are held by the pressure of another.", "dag", "job", "cause"
+        )
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")
         self.outbox_lag = gauge("outbox_oldest_seconds", "How long the oldest due entry has waited.")
         self.outbox_given_up = gauge("outbox_given_up", "Outbox entries that were given up.")
@@ -94,6 +101,20 @@ class StateGauges:
         self.queue_age = gauge("queue_oldest_seconds", "Age of the oldest message.", "queue")
         self.queue_dead = gauge("queue_dead", "Dead letters.", "queue")
         self.dead_letters = gauge("buffer_dead_letters", "Messages that a sink gave up.", "dataset")
+
+
+def _show_pressure(report: PressureReport, gauges: StateGauges) -> None:
+    for each in (gauges.in_flight, gauges.max_in_flight, gauges.pressure, gauges.held):
+        each.clear()
+    for load in report.operators:
+        gauges.in_flight.labels(load.operator).set(load.running)
+        if load.max_in_flight is not None:
+            gauges.max_in_flight.labels(load.operator).set(load.max_in_flight)
+    for job in report.jobs:
+        gauges.pressure.labels(job.dag_name, job.job).set(job.pressure)
+    for hold in report.holds:
+        cause = f"{hold.cause_dag}/{hold.cause_job}"
+        gauges.held.labels(hold.dag_name, hold.job, cause).set(1)
 
 
 class ChainGauges:
@@ -160,9 +181,7 @@ async def observe_state(
             labels = (row["runtime"], row["dag_name"], row["name"])
             gauges.queued.labels(*labels).set(row["waiting"])
             gauges.queued_age.labels(*labels).set(row["oldest_seconds"])
-        gauges.in_flight.clear()
-        for row in await tx.fetch(SQL.in_flight):
-            gauges.in_flight.labels(row["operator"]).set(row["running"])
+        _show_pressure(await pressure.report(tx, PressureSettings()), gauges)
         gauges.dead_letters.clear()
         for row in await tx.fetch(SQL.dead_letters):
             gauges.dead_letters.labels(row["dataset"]).set(row["kept"])

@@ -3,19 +3,25 @@
 How often its loops run is for operators to tune by the environment, ``TRACELAKE_`` and the setting's name:
 ``TRACELAKE_REAP_SECONDS=1``. Short ones notice dead workers and lost wake-ups sooner and cost the database
 a query each time; the defaults suit leases of minutes. Limits on what one attempt may emit are set the same way
-(``TRACELAKE_TASK_EVENTS``, ``TRACELAKE_TASK_RECORDS``, ``TRACELAKE_TASK_BYTES``).
-"""
+(``TRACELAKE_TASK_EVENTS``, ``TRACELAKE_TASK_RECORDS``, ``TRACELAKE_TASK_BYTES``), and so are the marks of
+backpressure (``TRACELAKE_PRESSURE_LOW_MARK``, ``…_PATIENCE_SECONDS``, ``…_MIN_HOLD_SECONDS``) and the caps of
+operators (``TRACELAKE_OPERATORS``, as JSON)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+import msgspec
+
+from tracelake.domain.errors import Invalid
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
 from tracelake.settings import Secret, numbers_set
 from tracelake.stack_connection import INTERNAL_PORT, USER_PORT
 from tracelake.tokens.home_copies import HomeCopies
 
+OPERATORS = "TRACELAKE_OPERATORS"
 _SECONDS = (0.01, 86_400.0)
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "reap_seconds": _SECONDS,
@@ -26,6 +32,10 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "outbox_sweep_seconds": _SECONDS,
     "observe_seconds": _SECONDS,
     "installation_seconds": _SECONDS,
+    "pressure_low_mark": (0.0, 1.0),
+    "pressure_patience_seconds": (0.0, 86_400.0),
+    "pressure_min_hold_seconds": (0.0, 86_400.0),
+    "max_bulk_wait_seconds": (0.0, 86_400.0),
     "task_events": (1_000, 1_000_000_000),
     "task_records": (1_000, 1_000_000_000_000),
     "task_bytes": (2**20, 2**50),
@@ -38,7 +48,9 @@ class DispatcherSettings:
     shared logins that the environment names (``store/installation.py``). Port 0 picks a free one. ``invoker_url``
     is an invoker of functions that doesn't register itself, ``query_url`` the Query Service that the user port
     passes queries on to. ``objects`` is the address of the object store. ``task_events``, ``task_records`` and
-    ``task_bytes`` are how many events, and records for buffered datasets, one attempt may emit."""
+    ``task_bytes`` are how many events, and records for buffered datasets, one attempt may emit. ``operators`` has
+    the maximum number of running tasks by operator, over all DAGs; None leaves those of the installation as they
+    are."""
 
     state_dsn: Secret
     queue_dsn: Secret
@@ -59,6 +71,11 @@ class DispatcherSettings:
     outbox_sweep_seconds: float = 1.0
     observe_seconds: float = 5.0
     installation_seconds: float = 3.0
+    pressure_low_mark: float = 0.5
+    pressure_patience_seconds: float = 30.0
+    pressure_min_hold_seconds: float = 5.0
+    max_bulk_wait_seconds: float = 600.0
+    operators: Mapping[str, int] | None = None
     state_connections: int = 12
     task_events: int = MAX_TASK_EVENTS
     task_records: int = MAX_TASK_RECORDS
@@ -67,4 +84,22 @@ class DispatcherSettings:
 
 def tuned(settings: DispatcherSettings, environment: Mapping[str, str]) -> DispatcherSettings:
     """The settings with those that the environment sets: loop intervals, and limits on what an attempt emits."""
-    return replace(settings, **numbers_set(settings, _BOUNDS, environment, "TRACELAKE"))
+    chosen = replace(settings, **numbers_set(settings, _BOUNDS, environment, "TRACELAKE"))
+    if OPERATORS in environment:
+        chosen = replace(chosen, operators=operator_caps(environment[OPERATORS]))
+    return chosen
+
+
+class _Cap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+def operator_caps(text: str) -> dict[str, int]:
+    """``{"NAME": {"max_in_flight": N}}``, as JSON."""
+    try:
+        caps = msgspec.json.decode(text, type=dict[str, _Cap])
+    except msgspec.MsgspecError as error:
+        raise Invalid(
+            "InvalidSetting", f'{OPERATORS} must be JSON like {{"NAME": {{"max_in_flight": 4}}}}: {error}'
+        ) from None
+    return {name: cap.max_in_flight for name, cap in caps.items()}

@@ -74,18 +74,22 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGate:
-    """The conditions that keep a queued task from its attempt: ``running`` has reached ``cap``, an earlier cursor
-    task hasn't ended, an input no longer has the task's scope, or there is a later task of the same scope."""
+    """The conditions that keep a queued task from its attempt: ``running`` has reached ``cap``, or ``in_flight``
+    tasks of its operator have reached the operator's, an earlier cursor task hasn't ended, an input no longer has
+    the task's scope, or there is a later task of the same scope."""
 
     running: int = 0
     cap: int | None = None
     earlier_cursor_task: bool = False
     inputs_committed: bool = True
     superseded: bool = False
+    in_flight: int = 0
+    operator_cap: int | None = None
 
     @property
     def closed(self) -> bool:
         full = self.cap is not None and self.running >= self.cap
+        full = full or (self.operator_cap is not None and self.in_flight >= self.operator_cap)
         return full or self.earlier_cursor_task or not self.inputs_committed
 
 

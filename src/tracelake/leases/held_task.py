@@ -5,10 +5,9 @@ attempt that runs the operator acts on them, and the poller keeps the wake-ups t
 reason to stop an attempt is final; later ones change nothing.
 
 ``Heartbeats`` are sent for every held task, running or waiting: each a quarter of the lease after the last answer,
-and earlier when an operator has reported progress or is paused. One timer serves all tasks, so a task that ends before its first
-heartbeat costs one dictionary entry. While the Dispatcher can't be reached, a heartbeat is repeated until the task
-is let go.
-"""
+and earlier when an operator has reported progress or is paused. One timer serves all tasks, so a task that ends
+before its first heartbeat costs one dictionary entry. While the Dispatcher can't be reached, a heartbeat is
+repeated until the task is let go."""
 
 from __future__ import annotations
 

@@ -186,10 +186,15 @@ async def end_backlog(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(SQL.end_backlog, job_id)
 
 
-async def report(tx: Transaction, settings: PressureSettings, caps: Mapping[str, int]) -> PressureReport:
+async def set_caps(tx: Transaction, caps: Mapping[str, int]) -> None:
+    """These and no others, for all Dispatchers of the installation."""
+    await tx.execute(SQL.end_caps, list(caps))
+    await tx.execute(SQL.set_caps, list(caps), list(caps.values()))
+
+
+async def report(tx: Transaction, settings: PressureSettings) -> PressureReport:
     """Jobs with thresholds, and every hold with what ends it."""
     rows = {row["job_id"]: row for row in await tx.fetch(SQL.report)}
-    running = {row["operator"]: row["running"] for row in await tx.fetch(SQL.operators)}
     return PressureReport(
         [_job_pressure(row) for row in rows.values()],
         [
@@ -197,7 +202,10 @@ async def report(tx: Transaction, settings: PressureSettings, caps: Mapping[str,
             for row in await tx.fetch(SQL.held_jobs)
             if row["caused_by"] in rows
         ],
-        [OperatorLoad(name, running.get(name, 0), caps.get(name)) for name in sorted({*running, *caps})],
+        [
+            OperatorLoad(row["operator"], row["running"], row["max_in_flight"])
+            for row in await tx.fetch(SQL.operators)
+        ],
     )
 
 

@@ -45,6 +45,7 @@ class TaskRow:
     bulk: bool
     is_bulk: bool
     held: bool
+    operator_cap: int | None
 
     @property
     def task_id(self) -> UUID:
@@ -52,8 +53,13 @@ class TaskRow:
 
     @property
     def gated(self) -> bool:
-        """Whether the job admits one thing at a time, so that claims and endings must lock its row."""
-        return self.max_concurrency is not None or self.state.kind is TaskKind.CURSOR
+        """Whether the job, or its operator, admits a limited number at a time, so that claims and endings must lock
+        its row."""
+        return (
+            self.max_concurrency is not None
+            or self.operator_cap is not None
+            or self.state.kind is TaskKind.CURSOR
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,13 @@ async def claim_gates(tx: Transaction, tasks: Sequence[TaskRow]) -> dict[UUID, C
         row = by_job[task.job_id]
         first = row["first_cursor_seq"]
         earlier = task.state.kind is TaskKind.CURSOR and first is not None and first != task.seq
-        gates[task.task_id] = ClaimGate(row["running"], row["max_concurrency"], earlier)
+        gates[task.task_id] = ClaimGate(
+            row["running"],
+            row["max_concurrency"],
+            earlier,
+            in_flight=row["in_flight"] or 0,
+            operator_cap=row["max_in_flight"],
+        )
     return gates
 
 
@@ -249,6 +261,12 @@ async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
     if not slots:
         return []
     return _new(await tx.fetch(SQL.wake_parked, list(slots), list(slots.values())))
+
+
+async def wake_parked_of_operators(tx: Transaction, slots: dict[str, int]) -> list[NewTask]:
+    if not slots:
+        return []
+    return _new(await tx.fetch(SQL.wake_parked_of_operators, list(slots), list(slots.values())))
 
 
 async def create_partition_tasks(
@@ -384,6 +402,7 @@ def _task(row: Row) -> TaskRow:
         row["bulk"],
         row["bulk"] or row["priority"] == "bulk",
         row["held"],
+        row["max_in_flight"],
     )
 
 

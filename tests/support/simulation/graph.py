@@ -59,8 +59,8 @@ JOBS: Mapping[str, SimJob] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The jobs of a run, how many of each may run at once and wait before their producers are held, which of them are
-    bulk, and the tags that are deployed."""
+    """The jobs of a run, how many of each may run at once and wait before their producers are held, which of them
+    are bulk, and the tags that are deployed."""
 
     jobs: frozenset[str]
     caps: Mapping[str, int]

@@ -15,7 +15,7 @@ async def show_pressure(request: ApiRequest) -> Response:
     """Jobs with thresholds and what waits in them, which jobs are held because of them, and running tasks of each
     operator."""
     ctx = request.services.ctx
-    return json_response(await read(request, pressure.report, ctx.pressure, ctx.caps))
+    return json_response(await read(request, pressure.report, ctx.pressure))
 
 
 PRESSURE_VIEWS = (show_pressure,)

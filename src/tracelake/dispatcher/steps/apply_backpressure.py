@@ -8,7 +8,7 @@ first one acts. Trips and holds are rows, so a restart changes nothing.
 What a held job would have been given is kept: scopes of PerPartition jobs (``held_scope``), events of sources that
 have no tasks of their own (state ``held``), wake-ups that claims used up (``parked``). ``drain`` gives a released
 job these in their order, no more at a time than its queue, or its consumers', has room for: a release never fills a
-queue beyond its threshold. Until then new events of the job queue up behind them. """
+queue beyond its threshold. Until then new events of the job queue up behind them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ share one transaction; each is decided on its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -174,7 +175,8 @@ def _decide(
     claims: Sequence[ClaimRequest], rows: dict[UUID, TaskRow], gates: dict[UUID, ClaimGate]
 ) -> list[ClaimVerdict]:
     """One verdict per claim. Slots taken by earlier claims of the call count for the later ones."""
-    taken: dict[UUID, int] = {}
+    taken: Counter[UUID] = Counter()
+    of_operator: Counter[str] = Counter()
     claimed: dict[UUID, ClaimRequest] = {}
     verdicts = []
     for claim in claims:
@@ -189,12 +191,17 @@ def _decide(
             verdicts.append(ClaimVerdict.NOT_FOUND)
             continue
         gate = gates.get(claim.task_id, ClaimGate())
-        gate = replace(gate, running=gate.running + taken.get(row.job_id, 0))
+        gate = replace(
+            gate,
+            running=gate.running + taken[row.job_id],
+            in_flight=gate.in_flight + of_operator[row.operator],
+        )
         verdict = decide_claim(
             row.state, gate, worker_id=claim.worker_id, claim_key=claim.claim_key, now=row.now
         )
         if verdict is ClaimVerdict.CLAIM:
-            taken[row.job_id] = taken.get(row.job_id, 0) + 1
+            taken[row.job_id] += 1
+            of_operator[row.operator] += 1
             claimed[claim.task_id] = claim
         verdicts.append(verdict)
     return verdicts

@@ -336,5 +336,7 @@ async def wake_next(tx: Transaction, freed: Sequence[TaskRow]) -> None:
     The gates of those jobs are held, so a claim that found the job full either came before, and its task is parked,
     or comes after, and finds the slot.
     """
-    slots = Counter(task.job_id for task in freed if task.gated)
+    capped = Counter(task.operator for task in freed if task.operator_cap is not None)
+    slots = Counter(task.job_id for task in freed if task.gated and task.operator_cap is None)
     await outbox.wake(tx, await tasks.wake_parked(tx, dict(slots)))
+    await outbox.wake(tx, await tasks.wake_parked_of_operators(tx, dict(capped)))

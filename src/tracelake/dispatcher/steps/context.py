@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -144,8 +143,6 @@ class StepContext:
     """Set after a commit that may have changed what waits, or who is paused: somebody may have to be held or
     released."""
     pressure: PressureSettings = field(default_factory=PressureSettings)
-    caps: Mapping[str, int] = field(default_factory=dict)
-    """Maximum number of running tasks by operator, over all DAGs."""
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Cached buffered datasets by uuid and by name; verified again in the transaction that uses them."""
     emissions: Emissions = field(default_factory=Emissions)

@@ -193,5 +193,17 @@ ORDER BY j.dag_name, j.name, p.since, p.cause
 
 -- name: operators
 -- Running tasks of each operator, over all DAGs.
-SELECT j.operator, count(*) AS running FROM task t JOIN job j USING (job_id) WHERE t.status = 'Running'
-GROUP BY 1 ORDER BY 1
+SELECT coalesce(r.operator, o.operator) AS operator, coalesce(r.running, 0) AS running, o.max_in_flight
+FROM (SELECT j.operator, count(*) AS running FROM task t JOIN job j USING (job_id) WHERE t.status = 'Running'
+      GROUP BY 1) r
+FULL JOIN operator_cap o ON o.operator = r.operator ORDER BY 1
+
+-- name: end_caps
+-- Operators whose cap was taken from the settings.
+DELETE FROM operator_cap WHERE operator <> ALL($1::text[])
+
+-- name: set_caps
+-- Caps of the settings; one that stays isn't written, which would wait for claims.
+INSERT INTO operator_cap AS o (operator, max_in_flight) SELECT * FROM unnest($1::text[], $2::int[])
+ON CONFLICT (operator) DO UPDATE SET max_in_flight = excluded.max_in_flight
+WHERE o.max_in_flight <> excluded.max_in_flight

@@ -3,9 +3,9 @@
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, o.max_in_flight, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
-FROM task t JOIN job j USING (job_id)
+FROM task t JOIN job j USING (job_id) LEFT JOIN operator_cap o USING (operator)
 WHERE t.task_id = ANY($1::uuid[])
 ORDER BY t.task_id
 FOR NO KEY UPDATE OF t
@@ -15,9 +15,9 @@ FOR NO KEY UPDATE OF t
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, o.max_in_flight, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
-FROM task t JOIN job j USING (job_id)
+FROM task t JOIN job j USING (job_id) LEFT JOIN operator_cap o USING (operator)
 WHERE t.task_id = $1
 
 -- name: share_task
@@ -25,15 +25,23 @@ WHERE t.task_id = $1
 SELECT t.task_id, t.seq, t.job_id, t.kind, t.status, t.attempt, t.failures, t.last_outcome, t.worker_id,
        t.claim_key, t.lease_token, t.lease_expires_at, t.epoch, t.ready_at, t.range_start, t.range_end, t.inputs,
        t.output_revisions,
-       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
+       t.bulk, j.active, j.paused, j.paused OR (t.bulk AND j.bulk_held) AS held, j.priority, j.operator, o.max_in_flight, j.runtime, j.timeout_seconds, j.heartbeat_timeout_seconds, j.max_attempts,
        j.idle_timeout_seconds, j.max_concurrency, j.retry_base_seconds, j.retry_max_seconds, tl_now() AS now
-FROM task t JOIN job j USING (job_id)
+FROM task t JOIN job j USING (job_id) LEFT JOIN operator_cap o USING (operator)
 WHERE t.task_id = $1
 FOR SHARE OF t
 
 -- name: lock_gates
--- Serializes claims, endings and routing of jobs that admit one thing at a time, on the job's row.
-SELECT job_id FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
+-- Serializes claims, endings and routing of jobs that admit one thing at a time, on the job's row; then those of jobs
+-- whose operator has a cap, on the operator's. All jobs come first, since the aggregate needs them all.
+WITH gates AS MATERIALIZED (
+    SELECT job_id, operator FROM job WHERE job_id = ANY($1::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
+), named AS MATERIALIZED (
+    SELECT array_agg(DISTINCT operator) AS operators FROM gates
+)
+SELECT o.operator FROM named LEFT JOIN LATERAL (
+    SELECT c.operator FROM operator_cap c WHERE c.operator = ANY(named.operators)
+    ORDER BY c.operator FOR NO KEY UPDATE) o ON true
 
 -- name: read_gates
 -- The job's limits and current use; read after its row is locked, in a snapshot of its own. Of its cursor tasks the
@@ -45,8 +53,12 @@ SELECT j.job_id, j.max_concurrency,
                    AND t.attempt > 0),
                 (SELECT t.seq FROM task t
                  WHERE t.job_id = j.job_id AND t.kind = 'cursor' AND t.status = 'Queued' AND t.attempt = 0))
-           AS first_cursor_seq
-FROM job j WHERE j.job_id = ANY($1::uuid[])
+           AS first_cursor_seq,
+       o.max_in_flight,
+       CASE WHEN o.operator IS NOT NULL THEN (
+            SELECT count(*) FROM task t JOIN job k USING (job_id)
+            WHERE t.status = 'Running' AND k.operator = o.operator) END AS in_flight
+FROM job j LEFT JOIN operator_cap o USING (operator) WHERE j.job_id = ANY($1::uuid[])
 
 -- name: claim_inputs
 -- Every input of the claimed tasks as it is now; frozen into the attempt. `as_of` separates later partitions of an
@@ -184,6 +196,28 @@ WITH next AS (
         WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
           AND NOT (t.bulk AND j.bulk_held)
         ORDER BY t.bulk, t.seq LIMIT f.slots) q
+), free AS (
+    SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
+), woken AS (
+    UPDATE task t SET parked = false, woken_at = tl_now() FROM free WHERE t.task_id = free.task_id
+)
+SELECT task_id, runtime, bulk FROM next
+
+-- name: wake_parked_of_operators
+-- The next tasks of operators that have a cap and in which a slot came free, over all jobs that aren't full themselves.
+WITH next AS (
+    SELECT q.task_id, q.runtime, q.is_bulk AS bulk FROM unnest($1::text[], $2::int[]) AS f(operator, slots)
+    CROSS JOIN LATERAL (
+        SELECT t.task_id, j.runtime, t.bulk OR j.priority = 'bulk' AS is_bulk, t.seq
+        FROM job j CROSS JOIN LATERAL (
+            SELECT p.task_id, p.bulk, p.seq FROM task p
+            WHERE p.job_id = j.job_id AND p.status = 'Queued' AND p.parked AND p.ready_at <= tl_now()
+              AND NOT (p.bulk AND j.bulk_held)
+            ORDER BY p.bulk, p.seq
+            LIMIT least(f.slots, j.max_concurrency - (SELECT count(*) FROM task r
+                                                      WHERE r.job_id = j.job_id AND r.status = 'Running'))) t
+        WHERE j.operator = f.operator AND j.active AND NOT j.paused
+        ORDER BY is_bulk, t.seq LIMIT f.slots) q
 ), free AS (
     SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
 ), woken AS (

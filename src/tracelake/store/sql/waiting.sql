@@ -59,7 +59,11 @@ SELECT t.task_id, j.runtime, t.ready_at, t.woken_at, j.active AS job_active,
                        WHERE e.job_id = t.job_id AND e.kind = 'cursor' AND e.status = 'Running' AND e.seq < t.seq)
        ) AS earlier_task,
        (SELECT count(*) FROM task r WHERE r.job_id = t.job_id AND r.status = 'Running')::int AS running,
+       oc.max_in_flight AS operator_cap,
+       CASE WHEN oc.operator IS NULL THEN 0 ELSE (
+            SELECT count(*) FROM task r JOIN job k USING (job_id)
+            WHERE r.status = 'Running' AND k.operator = oc.operator)::int END AS in_flight,
        (SELECT o.last_error FROM outbox o WHERE o.task_id = t.task_id AND o.failed_at IS NULL AND o.tries > 0
         ORDER BY o.outbox_id DESC LIMIT 1) AS undelivered
-FROM task t JOIN job j USING (job_id)
+FROM task t JOIN job j USING (job_id) LEFT JOIN operator_cap oc ON oc.operator = j.operator
 WHERE t.task_id = ANY($1::uuid[]) AND t.status = 'Queued'
