@@ -29,7 +29,7 @@ J = TypeVar("J", bound=Hashable)
 
 
 class Tier(StrEnum):
-    """What is held upstream of a tripped job: bulk jobs and bulk work, or everything."""
+    """The work upstream of a tripped job that is held: bulk jobs and bulk work, or all of it."""
 
     BULK = "bulk"
     NORMAL = "normal"

@@ -47,7 +47,7 @@ CREATE CONSTRAINT TRIGGER sim_claimed AFTER UPDATE ON task DEFERRABLE INITIALLY 
 SELECT name, what, at FROM sim_violation
 
 -- name: still_held
--- What is left of holds when everybody should have been released.
+-- The rest of holds when all jobs should have been released.
 SELECT j.name, p.cause AS what FROM job_pause p JOIN job j USING (job_id) WHERE p.caused_by IS NOT NULL AND j.active
 UNION ALL SELECT j.name, 'a kept scope' FROM held_scope h JOIN job j USING (job_id) WHERE j.active
 UNION ALL SELECT j.name, 'a kept event' FROM event e JOIN dataset_version dv USING (dataset_version)

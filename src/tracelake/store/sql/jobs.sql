@@ -41,8 +41,11 @@ WITH other AS (
 ), lifted AS (
     DELETE FROM job_pause WHERE job_id = $1 AND cause = $2 RETURNING job_id
 ), flagged AS (
-    UPDATE job SET paused = false, backlog = true FROM other
-    WHERE job_id = $1 AND paused AND NOT other.causes RETURNING job_id
+    UPDATE job SET paused = false, backlog = backlog
+        OR EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = $1)
+        OR EXISTS (SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
+                   WHERE dv.job_id = $1 AND e.state = 'held')
+    FROM other WHERE job_id = $1 AND paused AND NOT other.causes RETURNING job_id
 )
 SELECT EXISTS (SELECT 1 FROM lifted) AS changed, EXISTS (SELECT 1 FROM flagged) AS flagged, other.causes AS paused
 FROM other

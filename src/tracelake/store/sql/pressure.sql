@@ -101,7 +101,7 @@ SET bulk_only = excluded.bulk_only, chain = excluded.chain, caused_by = excluded
 WHERE (p.bulk_only, p.chain, p.caused_by) IS DISTINCT FROM (excluded.bulk_only, excluded.chain, excluded.caused_by)
 
 -- name: flag_jobs
--- What the claim and routing read. A job that is held or released has a backlog until somebody has looked.
+-- What the claim and routing read. A job that is held or released has a backlog until a look finds none.
 UPDATE job j
 SET paused = f.paused, bulk_held = f.bulk_held, backlog = true
 FROM (SELECT h.job_id, coalesce(bool_or(NOT p.bulk_only), false) AS paused,
