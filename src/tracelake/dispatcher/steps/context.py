@@ -140,7 +140,7 @@ class StepContext:
     missing_work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a deploy or a resume may have left missing tasks for the reconciler to create."""
     queues_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set after a commit that may have changed what waits, or who is paused: somebody may have to be held or
+    """Set after a commit that may have changed what waits, or who is paused: a job may have to be held or
     released."""
     pressure: PressureSettings = field(default_factory=PressureSettings)
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
