@@ -31,6 +31,9 @@ class ChainCondition(StrEnum):
     WAITING = "waiting"
     """The endpoints answer, but not in a way that can be followed now."""
     PAUSED = "paused"
+    """By a person, whatever holds it beside that."""
+    HELD = "held"
+    """By the pressure of another job."""
     UNREACHABLE = "unreachable"
     """No endpoint gives an answer that can be used."""
     TROUBLED = "troubled"
@@ -112,7 +115,9 @@ def _condition(
         return ChainCondition.FAILED, facts.ended_at, _since("failed", facts.ended_at, facts.error_message)
     if facts.pauses:
         since = min(each.since for each in facts.pauses)
-        return ChainCondition.PAUSED, since, "; ".join(map(_pause, facts.pauses))
+        by_person = any(each.cause == PERSON for each in facts.pauses)
+        condition = ChainCondition.PAUSED if by_person else ChainCondition.HELD
+        return condition, since, "; ".join(map(_pause, facts.pauses))
     if facts.status != "Running":
         if facts.ready_at is not None and facts.ready_at > facts.now:
             when = f"{facts.ready_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
@@ -161,7 +166,7 @@ def _pause(pause: PauseFact) -> str:
     if pause.cause == PERSON:
         by = f" by {pause.actor}" if pause.actor else ""
         return _since(f"paused{by}", pause.since)
-    return _since(f"held ({pause.cause})", pause.since)
+    return _since(f"held by {pause.cause}", pause.since)
 
 
 def _since(what: str, since: datetime | None, why: str | None = None) -> str:

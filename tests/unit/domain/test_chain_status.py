@@ -54,10 +54,14 @@ def test_a_paused_one_is_paused_whatever_it_reported_last() -> None:
 
 
 def test_a_hold_beside_a_pause_names_both() -> None:
-    held = PauseFact("pressure", None, NOW - timedelta(minutes=9))
+    held = PauseFact("backpressure of chain/work", None, NOW - timedelta(minutes=9))
     found = follower_status(replace(LIVE, pauses=[PAUSE, held]))
-    assert found.state.endswith("; held (pressure) since 2026-11-18 11:51:00Z")
+    assert found.condition is ChainCondition.PAUSED
+    assert found.state.endswith("; held by backpressure of chain/work since 2026-11-18 11:51:00Z")
     assert found.since == held.since
+    found = follower_status(replace(LIVE, pauses=[held]))
+    assert found.condition is ChainCondition.HELD
+    assert found.state == "held by backpressure of chain/work since 2026-11-18 11:51:00Z"
 
 
 @pytest.mark.parametrize("message", ["following the tip", "catching up", "waiting: temporary problem"])

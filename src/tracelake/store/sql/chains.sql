@@ -11,5 +11,5 @@ LEFT JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
 CROSS JOIN LATERAL (
     SELECT coalesce(jsonb_agg(jsonb_build_object('cause', cause, 'actor', actor, 'since', since)
                               ORDER BY since, cause), '[]') AS pauses
-    FROM job_pause WHERE j.paused AND job_pause.job_id = j.job_id) p
+    FROM job_pause WHERE j.paused AND NOT bulk_only AND job_pause.job_id = j.job_id) p
 WHERE j.active AND j.operator = ANY($1::text[]) ORDER BY j.dag_name, j.name
