@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # The largest page of the API: the command asks once for each list.
 _COUNTED = 1000
 _SHOWN = 10
+_SHORT_WAIT = 10.0
+"""Seconds; a task that waits for less is on its way."""
 _NEED_A_LOOK = ("silent", "gone", "queued", "failed", "stopped")
 
 
@@ -208,6 +210,8 @@ def _print_jobs(found: Overview) -> None:
             others = [cause for cause in causes if cause != "person"] if isinstance(causes, list) else []
             why = f" (cause: {', '.join(map(cell, others))})" if others else ""
             typer.echo(f"  {name} is paused{by}{why}: tracelake resume {name}")
+    for line in waiting_lines(found.now, found.queued.tasks):
+        typer.echo(f"  {line}")
     pages = {"queued": found.queued, "running": found.running, "failed": found.failed}
     if cut := [name for name, page in pages.items() if page.next is not None]:
         typer.echo(f"  there are more than {_COUNTED:,} {' and '.join(cut)}: only the newest are counted")
@@ -219,6 +223,20 @@ def print_holds(pressure: PressureReport) -> None:
     print_heading("held by backpressure")
     for hold in pressure.holds:
         typer.echo(f"  {cell(hold.message)}")
+
+
+def waiting_lines(now: datetime, queued: Sequence[TaskSummary]) -> list[str]:
+    """Why the oldest task of each job waits, if it has waited for a while; pauses and holds are shown as such."""
+    # Lists are newest first.
+    oldest = {(task.dag_name, task.job): task for task in queued}
+    found = []
+    for (dag, job), task in sorted(oldest.items()):
+        waiting = task.waiting_for
+        if waiting is None or waiting.reason in ("JobPaused", "Backpressure"):
+            continue
+        if (_age(now, task.ready_at) or 0.0) >= _SHORT_WAIT or waiting.reason == "RetryTime":
+            found.append(f"{dag}/{job} waits: {cell(waiting.message)}")
+    return found[:_SHOWN]
 
 
 def _seconds(value: object) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
@@ -23,6 +23,8 @@ from tracelake.contracts.user_api import (
     FailedDeliveries,
     JobSummary,
     TaskPage,
+    TaskSummary,
+    WaitingFor,
 )
 
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
@@ -83,6 +85,30 @@ HOLD = HeldJob(
 )
 
 
+def task(number: int, waited: float = 1.0) -> TaskSummary:
+    missing = "no worker of runtime ecs_python has claimed it"
+    return TaskSummary(
+        task_id=UUID(int=number),
+        dag_name="dag",
+        job="late" if waited > 10 else "fresh",
+        operator="own",
+        runtime="ecs_python",
+        kind="partition",
+        status="Queued",
+        attempt=0,
+        failures=0,
+        start=0,
+        end=9,
+        worker_id=None,
+        created_at=NOW,
+        ready_at=NOW - timedelta(seconds=waited),
+        lease_expires_at=None,
+        ended_at=None,
+        error_message=None,
+        waiting_for=WaitingFor("Worker", missing),
+    )
+
+
 class Stack:
     url = "http://127.0.0.1:1"
 
@@ -97,8 +123,8 @@ class Stack:
     def dags(self, *, limit: int) -> DagPage:
         return DagPage([DagSummary("dag", 1, NOW, [job("quiet", None), job("named", "ann")])][:limit], None)
 
-    def tasks(self, **_: object) -> TaskPage:
-        return TaskPage([], None)
+    def tasks(self, *, status: str, **_: object) -> TaskPage:
+        return TaskPage([task(2), task(1, 3600.0)] if status == "Queued" else [], None)
 
     def chains(self) -> ChainPage:
         return ChainPage([CHAIN])
@@ -148,3 +174,8 @@ def test_a_chain_shows_how_old_its_numbers_are_and_what_keeps_it(lines: list[str
 
 def test_holds_are_told_in_the_words_of_the_report(lines: list[str]) -> None:
     assert lines[lines.index("held by backpressure") + 1] == HOLD.message
+
+
+def test_what_has_waited_for_a_while_says_for_what(lines: list[str]) -> None:
+    assert "dag/late waits: no worker of runtime ecs_python has claimed it" in lines
+    assert not any(line.startswith("dag/fresh waits") for line in lines)

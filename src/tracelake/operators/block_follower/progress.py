@@ -25,6 +25,7 @@ from tracelake.operators.outputs import Output
 
 _FRESH_SECONDS = 5.0
 """How often facts are looked up that go with each head that is seen: times, and the endpoints' states."""
+_LONGEST_TEXT = 300
 _TROUBLE = "waiting: temporary problem"
 
 
@@ -128,8 +129,8 @@ class FollowerProgress:
         found = self.health()
         bad = [each for each in found if each.state not in ("ok", "unknown")]
         return {
-            "endpoint_states": ", ".join(f"{each.name} {each.state}" for each in found) or None,
-            "endpoint_problems": "; ".join(f"{each.name}: {each.last_problem}" for each in bad) or None,
+            "endpoint_states": _short(", ".join(f"{each.name} {each.state}" for each in found)),
+            "endpoint_problems": _short("; ".join(f"{each.name}: {each.last_problem}" for each in bad)),
         }
 
     def _message(self, usual: str) -> str:
@@ -181,6 +182,11 @@ class FollowerProgress:
             self.ctx.log.info("recovered")
             self.ctx.progress(problem=None, problem_since=None, problem_of=None)
             self._trouble = None
+
+
+def _short(text: str) -> str | None:
+    """Of a size that leaves room for the others: a report that is too large would end the attempt."""
+    return text.encode("ascii", "backslashreplace").decode()[:_LONGEST_TEXT] or None
 
 
 class FollowerEvents:
