@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
+from tests.support.wide_integers import stored_integer
 from tracelake.domain.errors import Forbidden, Invalid, Unavailable
+from tracelake.evm.columns import UINT256_ARROW, UINT256_PARTS
 from tracelake.query.engine.attach import AttachedRelation
 from tracelake.query.engine.restrict import MIB, MOST_DESCRIPTORS, SlotLimits
 from tracelake.query.engine.slot import ResultStream
@@ -211,6 +213,20 @@ async def test_a_refused_query_and_one_that_is_not_run_cost_no_process(slots: Sl
 
     await ask(slots, "SELECT 1 AS a")
     assert set(slots._alive) == alive or len(alive) < slots.count + 1
+
+
+async def test_a_sum_of_a_wide_integer_is_made_of_its_digits(slots: Slots, tmp_path: Path) -> None:
+    """Which show in files whose digits are another number's; those of one that lacks a number's count nothing."""
+    stored = [stored_integer("value", 5) | {"value_e0": e0} for e0 in (100, 200, None)]
+    kinds = {f"value{part}": kind for part, kind in zip(UINT256_PARTS, UINT256_ARROW, strict=True)}
+    schema = pa.schema(kinds)
+    for some, expected in ((stored[:2], "300"), (stored, "15")):
+        file = file_of(tmp_path, pa.Table.from_pylist(some, schema))
+        table, result = await ask(
+            slots, "SELECT sum(value) FROM t", [AttachedRelation("t", schema, files=[file])]
+        )
+        assert result.types == ["BIGNUM"]
+        assert table.column(0).to_pylist() == [expected]
 
 
 async def test_a_thousand_files_are_one_relation(slots: Slots, tmp_path: Path) -> None:

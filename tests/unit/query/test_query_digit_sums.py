@@ -141,6 +141,7 @@ BY_DIGITS = (
     "SELECT g, sum(value) AS value FROM cold GROUP BY g HAVING sum(value) > 5 ORDER BY sum(value) DESC, g",
     "SELECT n AS value, sum(value) FROM cold GROUP BY ALL HAVING sum(value) > 2",
     "SELECT sum(a.value), sum(b.value), count(*) FROM cold a JOIN mixed b ON a.g = b.g AND a.n = b.n",
+    "SELECT sum(value) FROM cold JOIN (SELECT DISTINCT g FROM mixed) m USING (g)",
     "SELECT sum(c.value) FROM cold c LEFT JOIN (SELECT 1 AS g) s ON c.g = s.g",
     "SELECT sum(value) FROM cold SEMI JOIN (SELECT 3 AS g) s ON cold.g = s.g",
     "SELECT max(s) FROM (SELECT g, sum(value) AS s FROM cold GROUP BY g)",

@@ -11,7 +11,7 @@ earlier versions) have the whole number as ``rest``. A name in a call of ``sum``
 two relations had it the engine would refuse the query, so it is known what it stands for.
 
 Whatever isn't certain stays as it is written, which is slower and gives the same: ``sum(DISTINCT …)``, windows, a
-SELECT that names all columns by ``*``, a row as a whole, NATURAL and USING, a column of a subquery or CTE. The
+SELECT that names all columns by ``*``, a row as a whole, a NATURAL join, a column that USING merges, one of a subquery or CTE. The
 rewritten statement passes the gate like any other, and must have the columns and types of the original.
 """
 
@@ -218,6 +218,7 @@ class _Select:
     relations: Mapping[str, _Summable]
     reads: list[_Read] = field(default_factory=list)
     conditions: list[Any] = field(default_factory=list)
+    merged: set[str] = field(default_factory=set)
 
     def rewrite(self) -> bool:
         """Whether anything was rewritten; the tree is changed in place."""
@@ -246,8 +247,9 @@ class _Select:
         """Collect what FROM reads. Returns whether each name belongs to one column."""
         match relation:
             case {"type": "JOIN", "left": left, "right": right}:
-                if relation.get("ref_type") == "NATURAL" or relation.get("using_columns"):
+                if relation.get("ref_type") == "NATURAL":
                     return False
+                self.merged.update(name.lower() for name in relation.get("using_columns", ()))
                 self.conditions.append(relation.get("condition"))
                 return self._look(left) and self._look(right)
             case {"type": "BASE_TABLE", "table_name": str(name)}:
@@ -274,7 +276,7 @@ class _Select:
         """The relation and the integer that this sum is of, if it is one's."""
         container, key = place
         names = [name.lower() for name in container[key]["arguments"][0]["expression"]["column_names"]]
-        if len(names) > 2:
+        if len(names) > 2 or names[-1] in self.merged:
             return None
         found = [
             (read, integer)
