@@ -216,12 +216,19 @@ async def test_a_refused_query_and_one_that_is_not_run_cost_no_process(slots: Sl
 
 
 async def test_a_sum_of_a_wide_integer_is_made_of_its_digits(slots: Slots, tmp_path: Path) -> None:
-    """Which show in files whose digits are another number's; those of one that lacks a number's count nothing."""
+    """Which shows in files whose digits are another number's. Those of a file that lacks a number's aren't used,
+    and neither are those of a small one."""
     stored = [stored_integer("value", 5) | {"value_e0": e0} for e0 in (100, 200, None)]
     kinds = {f"value{part}": kind for part, kind in zip(UINT256_PARTS, UINT256_ARROW, strict=True)}
     schema = pa.schema(kinds)
-    for some, expected in ((stored[:2], "300"), (stored, "15")):
-        file = file_of(tmp_path, pa.Table.from_pylist(some, schema))
+    large = os.urandom(4 << 20)
+    for some, padding, expected in (
+        (stored[:2], large, "300"),
+        (stored, large, "15"),
+        (stored[:2], b"", "10"),
+    ):
+        rows = pa.Table.from_pylist(some, schema).append_column("padding", pa.array([padding] * len(some)))
+        file = file_of(tmp_path, rows)
         table, result = await ask(
             slots, "SELECT sum(value) FROM t", [AttachedRelation("t", schema, files=[file])]
         )

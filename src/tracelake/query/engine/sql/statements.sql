@@ -21,9 +21,3 @@ SELECT {columns} FROM {source} WHERE false
 -- name: settings
 -- Read settings back from the engine.
 SELECT {settings}
-
--- name: columns_of_files
--- The types, nulls and values of these columns in each file; no number of nulls where a part of the file has none.
-SELECT file_name, path_in_schema, CASE WHEN min(type) = max(type) THEN min(type) END,
-       CASE WHEN count(stats_null_count) = count(*) THEN sum(stats_null_count) END, sum(num_values)
-FROM parquet_metadata([{files}]) WHERE path_in_schema IN ({columns}) GROUP BY file_name, path_in_schema
