@@ -143,13 +143,15 @@ def _running(
     if problem := _text(reported.get("problem")):
         since = _time(reported.get("problem_since"))
         if reported.get("problem_of") == "chain":
+            # The pool repeats a request for a minute before it gives up: the last good answer is older.
+            since = min((each for each in (since, known_at) if each is not None), default=None)
             return ChainCondition.UNREACHABLE, since, _since("endpoint unreachable", since, problem)
         return ChainCondition.TROUBLED, since, _since("waiting: temporary problem", since, problem)
     behind = _number(reported.get("lag"))
     far = behind is not None and behind >= BEHIND
     age = _age(facts.now, known_at)
     if age is not None and age > (SILENT_CATCHING_UP_SECONDS if far else SILENT_SECONDS):
-        return ChainCondition.SILENT, known_at, _since("no answer from the chain", known_at)
+        return ChainCondition.SILENT, known_at, _since("nothing read from the chain", known_at)
     message = _text(reported.get("message"))
     if message is None:
         return ChainCondition.STARTING, facts.claimed_at, _since("starting", facts.claimed_at)

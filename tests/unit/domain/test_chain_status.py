@@ -74,6 +74,13 @@ def test_a_dead_endpoint_is_named_with_its_error_and_since_when(message: str) ->
     assert found.last_error == "node0: refused"
 
 
+def test_an_endpoint_is_unreachable_since_its_last_answer() -> None:
+    found = follower_status(
+        reported(problem="refused", problem_since=STAMP - 5, problem_of="chain", head_at=STAMP - 65)
+    )
+    assert found.since == NOW - timedelta(seconds=65)
+
+
 def test_a_problem_of_the_platform_is_not_the_endpoints() -> None:
     found = follower_status(reported(problem="no data database", problem_since=STAMP, problem_of="platform"))
     assert found.condition is ChainCondition.TROUBLED
@@ -82,7 +89,7 @@ def test_a_problem_of_the_platform_is_not_the_endpoints() -> None:
 def test_a_report_that_grows_old_is_no_life() -> None:
     found = follower_status(reported(head_at=STAMP - SILENT_SECONDS - 1))
     assert found.condition is ChainCondition.SILENT
-    assert found.state == "no answer from the chain since 2026-11-18 11:59:29Z"
+    assert found.state == "nothing read from the chain since 2026-11-18 11:59:29Z"
 
 
 def test_a_worker_that_has_died_is_gone_before_its_task_is_reaped() -> None:

@@ -90,7 +90,7 @@ class FollowerProgress:
             self._fresh = {
                 "head_at": self._seen_at,
                 "head_time": head_time,
-                "lag_seconds": 0.0 if behind == 0 else lag_seconds,
+                "lag_seconds": lag_seconds,
                 **self._endpoint_fields(),
             }
         fields: dict[str, Any] = {
@@ -104,6 +104,8 @@ class FollowerProgress:
             "dissent": "; ".join(f"{name} {view}" for name, view in self.dissent.items()) or None,
             **self._fresh,
         }
+        if behind == 0:
+            fields["lag_seconds"] = 0.0
         if behind < BEHIND:
             if self._catching_up is not None:
                 self.ctx.log.info("caught up", head=head)
