@@ -109,7 +109,7 @@ def _proportional(process: psutil.Process) -> int:
 
 
 @contextlib.asynccontextmanager
-async def running(home: Path) -> AsyncIterator[Stack]:
+async def running(home: Path, settings: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
     """The Dispatcher from its command line, until it answers on both ports; stopped by SIGTERM."""
     ready_file = _prepare(home)
     command = ["-m", "tracelake", "dispatcher", "--home", str(home), "--ready-file", str(ready_file)]
@@ -122,7 +122,7 @@ async def running(home: Path) -> AsyncIterator[Stack]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=without_settings(os.environ),
+            env={**without_settings(os.environ), **(settings or {})},
         )
     try:
         while not ready_file.exists():

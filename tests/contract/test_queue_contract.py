@@ -112,6 +112,17 @@ async def test_a_batch_comes_in_the_order_of_publishing(queue: Queue) -> None:
     assert [message.id for message in first + second] == ids
 
 
+async def test_a_head_start_is_received_before_what_has_waited_for_less(queue: Queue) -> None:
+    await queue.publish("work", [{"n": "bulk"}])
+    await queue.publish("work", [{"n": "first"}, {"n": "second"}], head_start=600)
+    await queue.publish("work", [{"n": "a little"}], head_start=60)
+    [first] = await queue.receive("work", max_messages=1)
+    others = await queue.receive("work", max_messages=10)
+    assert [each.body["n"] for each in (first, *others)] == ["first", "second", "a little", "bulk"]
+    await queue.publish("work", [{"n": "late"}], delay=60, head_start=600)
+    assert await queue.receive("work") == [], "it makes nothing visible early"
+
+
 async def test_a_receive_takes_no_more_than_the_bytes_that_it_may(queue: Queue) -> None:
     await queue.publish("work", [{"n": n, "text": "x" * 100_000} for n in range(6)] + [{"n": 6}, {"n": 7}])
     taken: list[list[Message]] = []

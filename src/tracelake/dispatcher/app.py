@@ -119,9 +119,21 @@ async def _start(settings: DispatcherSettings, stack: AsyncExitStack) -> _Parts:
     query = QueryService(settings.query_url)
     stack.push_async_callback(query.close)
     dispatch = CoalescingDispatch(ctx)
-    local = InProcessRuntime(dispatch, f"dispatcher:{socket.gethostname()}:{os.getpid()}")
+    local = InProcessRuntime(
+        dispatch,
+        f"dispatcher:{socket.gethostname()}:{os.getpid()}",
+        max_bulk_wait=settings.max_bulk_wait_seconds,
+    )
     functions = _functions(settings, dispatch, registry)
-    delivery = OutboxDelivery(ctx.db, queue, ctx.runtimes, local.submit, functions.offer, registry)
+    delivery = OutboxDelivery(
+        ctx.db,
+        queue,
+        ctx.runtimes,
+        local.submit,
+        functions.offer,
+        registry,
+        head_start=settings.max_bulk_wait_seconds,
+    )
     buffers = BufferDelivery(ctx.db, queue, registry)
     metrics = HttpMetrics(registry)
     checks = {"queue": _check(queue)}
@@ -222,6 +234,7 @@ async def _steps(
                     settings.pressure_low_mark,
                     timedelta(seconds=settings.pressure_patience_seconds),
                     timedelta(seconds=settings.pressure_min_hold_seconds),
+                    timedelta(seconds=settings.max_bulk_wait_seconds),
                 ),
             ),
             keyring,

@@ -17,6 +17,7 @@ import msgspec
 
 from tracelake.domain.errors import Invalid
 from tracelake.domain.events import MAX_TASK_BYTES, MAX_TASK_EVENTS, MAX_TASK_RECORDS
+from tracelake.queue.base import MAX_HEAD_START
 from tracelake.settings import Secret, numbers_set
 from tracelake.stack_connection import INTERNAL_PORT, USER_PORT
 from tracelake.tokens.home_copies import HomeCopies
@@ -35,7 +36,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "pressure_low_mark": (0.0, 1.0),
     "pressure_patience_seconds": (0.0, 86_400.0),
     "pressure_min_hold_seconds": (0.0, 86_400.0),
-    "max_bulk_wait_seconds": (0.0, 86_400.0),
+    "max_bulk_wait_seconds": (0.0, MAX_HEAD_START),
     "task_events": (1_000, 1_000_000_000),
     "task_records": (1_000, 1_000_000_000_000),
     "task_bytes": (2**20, 2**50),

@@ -38,11 +38,12 @@ class Tier(StrEnum):
 @dataclass(frozen=True, slots=True)
 class PressureSettings:
     """``patience`` is how long pressure may stay at 1 before normal jobs are held too; ``min_hold`` the least time
-    between a hold and a release."""
+    between a hold and a release. A bulk task waits at most ``max_bulk_wait`` longer than normal ones."""
 
     low_mark: float = 0.5
     patience: timedelta = timedelta(seconds=30)
     min_hold: timedelta = timedelta(seconds=5)
+    max_bulk_wait: timedelta = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from tracelake.domain.errors import Invalid, TooLarge
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_BATCH = 1000
+MAX_HEAD_START = 3600.0
 
 _QUEUE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,79}")
 
@@ -76,9 +77,17 @@ class Queue(Protocol):
     """The contract; see the module's docstring for what holds throughout."""
 
     async def publish(
-        self, queue: str, bodies: Sequence[Body], *, delay: float = 0.0, durable: bool = False
+        self,
+        queue: str,
+        bodies: Sequence[Body],
+        *,
+        delay: float = 0.0,
+        durable: bool = False,
+        head_start: float = 0.0,
     ) -> list[str]:
-        """Add all of ``bodies`` or none, visible after ``delay`` seconds; returns their ids in order."""
+        """Add all of ``bodies`` or none, visible after ``delay`` seconds; returns their ids in order. With a
+        ``head_start`` they are received as if they had been published that many seconds earlier, at most
+        ``MAX_HEAD_START``: before what has waited for less."""
         ...
 
     async def receive(

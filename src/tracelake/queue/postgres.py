@@ -11,7 +11,7 @@ messages that every receive would walk over. A receiver that just took a full ba
 left, so its next look starts there. That is a hint and may be wrong: a message whose transaction was still open
 at the last look can turn up below the floor. So the floor stays a little behind the clock (see the query), is
 dropped as soon as a look finds less than it asked for, and expires after a second without a look from the very
-front.
+front. So what is published with a head start may be seen a second late behind a backlog without one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.postgres import sqlfiles
 from tracelake.postgres.sessions import KEEPALIVES, close_pool, end_transactions_after
 from tracelake.queue.base import (
+    MAX_HEAD_START,
     Body,
     DeadLetter,
     Message,
@@ -148,14 +149,22 @@ class PostgresQueue(Queue):
         await self._wakeups.listening()
 
     async def publish(
-        self, queue: str, bodies: Sequence[Body], *, delay: float = 0.0, durable: bool = False
+        self,
+        queue: str,
+        bodies: Sequence[Body],
+        *,
+        delay: float = 0.0,
+        durable: bool = False,
+        head_start: float = 0.0,
     ) -> list[str]:
         check_queue_name(queue)
         check_seconds("delay", delay)
         texts = [encode_body(body) for body in bodies]
         if not texts:
             return []
-        rows = await self._fetch(_SQL.publish, queue, texts, delay, _commit(durable))
+        # Only what is visible at once can have one; it must not make a delayed message visible early.
+        start = min(head_start, MAX_HEAD_START) if delay == 0 else 0.0
+        rows = await self._fetch(_SQL.publish, queue, texts, delay - start, _commit(durable))
         # After the commit: a receiver that is woken earlier would find nothing and sleep again.
         self._wakeups.announce(queue)
         return [str(row["id"]) for row in rows]

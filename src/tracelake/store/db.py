@@ -279,6 +279,11 @@ class OutboxEntry:
     available_at: datetime
     due: bool
 
+    @property
+    def bulk(self) -> bool:
+        """Whether its task may wait behind others."""
+        return bool(self.payload.get("bulk"))
+
 
 async def database_now(tx: Transaction) -> datetime:
     row = await tx.fetchrow("SELECT tl_now() AS now")

@@ -31,7 +31,9 @@ async def wake(
         tasks = [task for task in tasks if task.wake]
     if not tasks:
         return
-    payloads: list[dict[str, Any]] = [{"task_id": str(task.task_id)} for task in tasks]
+    payloads: list[dict[str, Any]] = [
+        {"task_id": str(task.task_id), **({"bulk": True} if task.bulk else {})} for task in tasks
+    ]
     rows = await tx.fetch(
         SQL.add,
         [OutboxKind.WAKE.value] * len(tasks),

@@ -257,10 +257,10 @@ async def stall(tx: Transaction, task_ids: Sequence[UUID]) -> None:
         await tx.execute(SQL.stall_tasks, list(task_ids))
 
 
-async def wake_parked(tx: Transaction, slots: dict[UUID, int]) -> list[NewTask]:
+async def wake_parked(tx: Transaction, slots: dict[UUID, int], max_bulk_wait: float) -> list[NewTask]:
     if not slots:
         return []
-    return _new(await tx.fetch(SQL.wake_parked, list(slots), list(slots.values())))
+    return _new(await tx.fetch(SQL.wake_parked, list(slots), list(slots.values()), max_bulk_wait))
 
 
 async def wake_parked_of_operators(tx: Transaction, slots: dict[str, int]) -> list[NewTask]:

@@ -1,8 +1,7 @@
 """The loop of backpressure: looks at the queues soon after a commit of this process has changed them.
 
-A look costs one read of the state database, so looks keep a distance, which is also the longest delay of a hold by
-commits of this process. Commits of other replicas, and time, are noticed by looks that nobody asked for. Where no
-job has a threshold there is nothing to do but to see whether one got any.
+A look says how many new tasks, or claims, could change what it has found; until half as many were committed here,
+no further one is needed. Commits of other replicas, and time, are noticed by looks without a cause, once a second.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from tracelake.dispatcher.steps.apply_backpressure import Balance, balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import Unavailable
 
-DISTANCE_SECONDS = 0.02
-SHARE = 0.1
+DISTANCE_SECONDS = 0.01
+SHARE = 0.25
 """Of this process's time that looks may take: a large graph, or a slow database, is looked at less often."""
 IDLE_SECONDS = 1.0
 
@@ -29,20 +28,19 @@ async def balance_queues(ctx: StepContext, every_seconds: float = IDLE_SECONDS) 
     """Run for ever."""
     while True:
         # Before the look: a change that comes during it may not be seen by it.
-        ctx.queues_changed.clear()
+        ctx.queues.looking()
         began = monotonic()
         found = await _look(ctx)
         took = monotonic() - began
-        if not found.active:
-            await asyncio.sleep(every_seconds)
-            continue
+        ctx.queues.looked(found.until_full, found.until_empty)
+        # A change takes long, since it waits for others, and is no reason to be late for the next one.
         await asyncio.sleep(max(DISTANCE_SECONDS, took * (1 / SHARE - 1) if not found.changed else 0))
         if found.more:
             continue
         wait = every_seconds if found.look_again is None else min(every_seconds, found.look_again)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                await ctx.queues_changed.wait()
+                await ctx.queues.due.wait()
 
 
 async def _look(ctx: StepContext) -> Balance:
@@ -52,5 +50,5 @@ async def _look(ctx: StepContext) -> Balance:
         log.warning("loop waits for the database", loop="backpressure", error=error.message)
     except Exception:
         log.exception("loop failed", loop="backpressure")
-    # As if there were nothing to watch: tried again after the longest wait.
-    return Balance(active=False)
+    # Tried again after the longest wait.
+    return Balance()

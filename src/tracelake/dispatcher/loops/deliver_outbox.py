@@ -152,16 +152,19 @@ class _Delivery:
 
 class OutboxDelivery(_Delivery):
     """Delivers wake-ups. ``run_local`` takes tasks of in-process runtimes, ``invoke`` wake-ups of functions with a
-    callback for those that it is done with; everything else goes to its runtime's queue."""
+    callback for those that it is done with; everything else goes to its runtime's queue, normal work with a
+    ``head_start`` of bulk work."""
 
     def __init__(
         self,
         db: Database,
         queue: Queue,
         runtimes: RuntimeRegistry,
-        run_local: Callable[[UUID], None],
+        run_local: Callable[[UUID, bool], None],
         invoke: Callable[[Sequence[OutboxEntry], Callable[[Sequence[int]], None]], None],
         registry: CollectorRegistry,
+        *,
+        head_start: float = 0.0,
     ) -> None:
         super().__init__(
             db,
@@ -177,6 +180,7 @@ class OutboxDelivery(_Delivery):
             ),
         )
         self._runtimes = runtimes
+        self._head_start = head_start
         self._run_local = run_local
         self._invoke = invoke
         self._settled: list[int] = []
@@ -219,9 +223,13 @@ class OutboxDelivery(_Delivery):
             case Execution.IN_PROCESS:
                 for entry in entries:
                     if entry.task_id is not None:
-                        self._run_local(entry.task_id)
+                        self._run_local(entry.task_id, entry.bulk)
             case Execution.QUEUE:
-                await self._queue.publish(runtime.queue, [entry.payload for entry in entries])
+                # The head start of normal work is the longest that bulk work waits behind it.
+                for bulk in (False, True):
+                    bodies = [entry.payload for entry in entries if entry.bulk is bulk]
+                    start = 0.0 if bulk else self._head_start
+                    await self._queue.publish(runtime.queue, bodies, head_start=start)
         self._settle([entry.outbox_id for entry in entries])
 
     def _settle(self, ids: Sequence[int]) -> None:

@@ -149,7 +149,8 @@ class FunctionInvocations:
             await self._put_back(why)
 
     def _begin(self, now: float) -> None:
-        for task_id in [*self._waiting]:
+        # Normal work first; within each, in the order in which it came.
+        for task_id in sorted(self._waiting, key=lambda waiting: self._waiting[waiting][0].bulk):
             if len(self._in_hand) >= IN_HAND:
                 return
             # A retry's wake-up may come while the attempt before it is still being ended here.

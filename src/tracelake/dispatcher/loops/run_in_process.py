@@ -8,6 +8,7 @@ die with the process are found again by the re-wake sweep or the reaper. ``timeo
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 from collections.abc import Iterator
 from itertools import islice
@@ -42,10 +43,13 @@ TIMED_OUT = "timed out: it ran longer than its timeout_seconds, {} s"
 
 
 class InProcessRuntime:
-    def __init__(self, dispatch: Dispatch, worker_id: str) -> None:
+    def __init__(self, dispatch: Dispatch, worker_id: str, *, max_bulk_wait: float = 0.0) -> None:
+        """Bulk tasks wait behind others that come up to ``max_bulk_wait`` seconds later."""
         self._dispatch = dispatch
         self._worker_id = worker_id
-        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._max_bulk_wait = max_bulk_wait
+        self._waiting: list[tuple[float, int, UUID]] = []
+        self._submitted = 0
         self._running: set[asyncio.Task[None]] = set()
         self._draining = False
         self._completions = OwnCompletions(dispatch, self._is_draining)
@@ -53,11 +57,24 @@ class InProcessRuntime:
     def _is_draining(self) -> bool:
         return self._draining
 
-    def submit(self, task_id: UUID) -> None:
-        task = asyncio.create_task(self._run(task_id))
-        # The event loop keeps weak references to tasks only: without this one it could be collected half-way.
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def submit(self, task_id: UUID, bulk: bool = False) -> None:
+        turn = asyncio.get_running_loop().time() + (self._max_bulk_wait if bulk else 0.0)
+        self._submitted += 1
+        heapq.heappush(self._waiting, (turn, self._submitted, task_id))
+        self._start()
+
+    def _start(self) -> None:
+        """Run what waits, as far as there are slots. Tasks that wait are unclaimed, so after a stop the sweep of
+        another replica wakes them again."""
+        while self._waiting and len(self._running) < CONCURRENCY and not self._draining:
+            task = asyncio.create_task(self._run(heapq.heappop(self._waiting)[2]))
+            # The event loop keeps weak references to tasks only: without this one it could be collected half-way.
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._start()
 
     async def drain(self, seconds: float) -> None:
         """Start nothing more and wait that long for running tasks, whose work is short. The rest is given up."""
@@ -68,23 +85,19 @@ class InProcessRuntime:
                 task.cancel()
 
     async def _run(self, task_id: UUID) -> None:
-        async with self._slots:
-            # Tasks that waited for a slot are unclaimed, so the sweep of another replica wakes them again.
-            if self._draining:
-                return
-            try:
-                # The key lets a repeat of the claim find the lease whose answer was lost.
-                request = ClaimRequest(task_id, self._worker_id, secrets.token_hex(8))
-                claimed = await until_database_answers(
-                    lambda: self._dispatch.claim(request), stopping=self._is_draining
-                )
-                if claimed.status == "Claimed":
-                    await self._execute(claimed)
-            # Nothing to end here: the lease runs out, or the task has moved on without this attempt.
-            except (Unavailable, Conflict) as error:
-                log.warning("in-process task given up", task_id=str(task_id), reason=error.reason)
-            except Exception:
-                log.exception("in-process task crashed", task_id=str(task_id))
+        try:
+            # The key lets a repeat of the claim find the lease whose answer was lost.
+            request = ClaimRequest(task_id, self._worker_id, secrets.token_hex(8))
+            claimed = await until_database_answers(
+                lambda: self._dispatch.claim(request), stopping=self._is_draining
+            )
+            if claimed.status == "Claimed":
+                await self._execute(claimed)
+        # Nothing to end here: the lease runs out, or the task has moved on without this attempt.
+        except (Unavailable, Conflict) as error:
+            log.warning("in-process task given up", task_id=str(task_id), reason=error.reason)
+        except Exception:
+            log.exception("in-process task crashed", task_id=str(task_id))
 
     async def _execute(self, claimed: ClaimResponse) -> None:
         task, attempt, lease = claimed.task, claimed.attempt, claimed.lease_token

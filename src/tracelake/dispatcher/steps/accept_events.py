@@ -16,6 +16,7 @@ from tracelake.dispatcher.steps.count_events import CountedEvents, count_events,
 from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict, NotFound
+from tracelake.domain.events import EventState
 from tracelake.domain.task import TaskKind, check_may_report
 from tracelake.store import jobs, tasks
 from tracelake.store.db import Transaction
@@ -96,7 +97,8 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
         counted = await ctx.db.run(work, hot=True)
     _count(ctx, counted)
     # A kept event is routed as soon as there is room.
-    ctx.queues_changed.set()
+    if any(kept.state is EventState.HELD for kept in counted.kept):
+        ctx.queues.look_soon()
     return TriggerResponse(counted.kept[0].event_id, len(counted.created))
 
 
@@ -104,5 +106,4 @@ def _count(ctx: StepContext, counted: CountedEvents) -> None:
     for kept in counted.kept:
         ctx.metrics.events.labels(kept.state.value).inc()
     ctx.metrics.tasks_created.inc(len(counted.created))
-    if counted.created:
-        ctx.queues_changed.set()
+    ctx.queues.note(created=len(counted.created))

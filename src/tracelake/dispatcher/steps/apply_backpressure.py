@@ -26,7 +26,7 @@ from tracelake.dispatcher.steps.route_events import create_updates
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind, Storage
 from tracelake.domain.events import CursorScope, PartitionScope
-from tracelake.domain.pressure import PressureDecision, PressureSnapshot, decide, pressure_of
+from tracelake.domain.pressure import PressureDecision, PressureSnapshot, Tier, decide, pressure_of
 from tracelake.store import db, outbox, pressure, tasks
 from tracelake.store.db import DeployLock, Row, Transaction
 from tracelake.store.pressure import ChangedJob, Loads, StoredHold
@@ -35,19 +35,22 @@ BATCH = 500
 FOLD_ABOVE = 2_000
 """Rows of counts that are added up at every look; above, they are folded to one per job."""
 
+_FAR = 2**31
+
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``active`` says whether there is anything to watch: thresholds, trips or backlogs. ``look_again`` is when
-    time alone may change the decision, in seconds from now. ``more`` says that a backlog could be worked off
-    further."""
+    """``more`` says that a backlog could be worked off further. ``look_again`` is when time alone may change the
+    decision, in seconds from now. ``until_full`` new tasks may fill a queue, ``until_empty`` claims may empty
+    one."""
 
-    active: bool
     look_again: float | None = None
     more: bool = False
     changed: Sequence[ChangedJob] = ()
+    until_full: int = _FAR
+    until_empty: int = _FAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,39 @@ async def balance(ctx: StepContext) -> Balance:
     backlogs |= {names[job.name] for job in changed if not job.held and job.name in names}
     more = [await drain(ctx, job) for job in sorted(backlogs)]
     again = look.decision.look_again
-    watched = any(load.max_depth or load.max_age for load in look.loads.jobs.values())
     return Balance(
-        active=watched or bool(backlogs) or bool(look.decision.trips),
         look_again=None if again is None else max(0.0, (again - look.now).total_seconds()),
         more=any(more),
         changed=changed,
+        until_full=_until_full(look),
+        until_empty=_until_empty(ctx, look, backlogs),
     )
+
+
+def _until_full(look: _Look) -> int:
+    """The least number of tasks from here to a trip, or to the normal tier of one that has tripped."""
+    rooms = []
+    for job, load in look.loads.jobs.items():
+        if load.max_depth is not None:
+            trip = look.decision.trips.get(job)
+            if trip is None:
+                rooms.append(load.max_depth - load.waiting)
+            elif trip.tier is Tier.BULK:
+                rooms.append(2 * load.max_depth - load.waiting)
+    return max(1, min(rooms, default=_FAR))
+
+
+def _until_empty(ctx: StepContext, look: _Look, backlogs: set[UUID]) -> int:
+    """The least number of claims from here to below a low mark. A backlog goes on with every claim."""
+    if backlogs:
+        return 1
+    jobs = look.loads.jobs
+    above = [
+        jobs[job].waiting - int((jobs[job].max_depth or 0) * ctx.pressure.low_mark)
+        for job in look.decision.trips
+        if job in jobs
+    ]
+    return max(1, min(above, default=_FAR))
 
 
 async def _look(ctx: StepContext, tx: Transaction) -> _Look:

@@ -61,7 +61,7 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
     with ctx.metrics.timed("claim"):
         # Tokens are signed after the commit: no row lock is held meanwhile.
         decided = await ctx.db.run(work, hot=True)
-    ctx.queues_changed.set()
+    ctx.queues.note(claimed=sum(isinstance(result, _Granted) for result in decided))
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
 
@@ -94,7 +94,7 @@ async def _claim(
     verdicts = _decide(claims, rows, gates)
     superseded = [c.task_id for c, v in zip(claims, verdicts, strict=True) if v is ClaimVerdict.SUPERSEDED]
     await tasks.cancel(tx, superseded, "a later task covers the same scope")
-    await _pass_slots_on(tx, claims, rows, gates, verdicts)
+    await _pass_slots_on(ctx, tx, claims, rows, gates, verdicts)
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     definitions = await ctx.definitions.get(tx, (rows[claim.task_id].job_id for claim in granted))
     started = await _start(ctx, tx, claims, rows, verdicts, reads)
@@ -132,6 +132,7 @@ async def _gates(tx: Transaction, rows: Sequence[TaskRow]) -> dict[UUID, ClaimGa
 
 
 async def _pass_slots_on(
+    ctx: StepContext,
     tx: Transaction,
     claims: Sequence[ClaimRequest],
     rows: dict[UUID, TaskRow],
@@ -156,7 +157,7 @@ async def _pass_slots_on(
     # They don't wait for a worker, and their producers must not be held because of them.
     await tasks.stall(tx, [row.task_id for row in out if refused[row.task_id] is not ClaimVerdict.SUPERSEDED])
     await tasks.park(tx, [row.task_id for row in parked])
-    await wake_next(tx, out)
+    await wake_next(ctx, tx, out)
 
 
 def _with_inputs(gates: dict[UUID, ClaimGate], reads: dict[UUID, list[Row]]) -> dict[UUID, ClaimGate]:

@@ -69,15 +69,18 @@ async def complete_tasks(ctx: StepContext, requests: Sequence[CompleteRequest]) 
 
 
 async def _run(ctx: StepContext, verified: Sequence[_Verified]) -> list[CompletionAnswer]:
+    created: list[NewTask] = []
+
     async def work(tx: Transaction) -> list[CompletionAnswer]:
-        return await _complete(ctx, tx, verified)
+        created.clear()
+        return await _complete(ctx, tx, verified, created)
 
     if not verified:
         return []
     try:
         with ctx.metrics.timed("complete"):
             answers = await ctx.db.run(work, hot=True)
-        ctx.queues_changed.set()
+        ctx.queues.note(created=len(created))
         for answer in answers:
             _count(ctx, answer)
         return answers
@@ -98,7 +101,7 @@ def _count(ctx: StepContext, answer: CompletionAnswer) -> None:
 
 
 async def _complete(
-    ctx: StepContext, tx: Transaction, verified: Sequence[_Verified]
+    ctx: StepContext, tx: Transaction, verified: Sequence[_Verified], created: list[NewTask]
 ) -> list[CompletionAnswer]:
     requests = [entry.request for entry in verified]
     rows = await tasks.lock(tx, {request.task_id for request in requests})
@@ -122,7 +125,7 @@ async def _complete(
             answers[index] = error
     # Refused first, then looked up: a repeat is rare, and the history costs a query.
     answers |= await _repeats(tx, requests, answers, rows)
-    answers |= await _commit(ctx, tx, accepted)
+    answers |= await _commit(ctx, tx, accepted, created)
     return [answers[same.get(index, index)] for index in range(len(requests))]
 
 
@@ -177,7 +180,7 @@ def _repeated(request: CompleteRequest, ended: EndedAttempt) -> CompletionAnswer
 
 
 async def _commit(
-    ctx: StepContext, tx: Transaction, accepted: dict[int, _Accepted]
+    ctx: StepContext, tx: Transaction, accepted: dict[int, _Accepted], created: list[NewTask]
 ) -> dict[int, CompletionAnswer]:
     if not accepted:
         return {}
@@ -207,13 +210,14 @@ async def _commit(
     )
     await retract_buffers(ctx, tx, [entry.task for entry in done])
     ended = await end_attempts(ctx, tx, [_over(ctx, entry) for entry in lasting.values()])
-    await count_events(
+    counted = await count_events(
         ctx,
         tx,
         [event for entry in done for event in entry.produced],
         gates,
         ended_updates={entry.task.job_id for entry in done if entry.task.state.kind is TaskKind.CURSOR},
     )
+    created += counted.created
     answers: dict[int, CompletionAnswer] = dict(refused)
     for (index, entry), end in zip(lasting.items(), ended, strict=True):
         answers[index] = _answer(entry, end)
@@ -324,13 +328,13 @@ async def end_attempts(ctx: StepContext, tx: Transaction, over: Sequence[Attempt
             again.append(NewTask(end.task.task_id, end.task.runtime, bulk=end.task.is_bulk))
             times.append(written[end.task.task_id][1])
     await outbox.wake(tx, again, times)
-    await wake_next(tx, [end.task for end in over])
+    await wake_next(ctx, tx, [end.task for end in over])
     return [
         EndedTask(ending, written[end.task.task_id][0]) for end, ending in zip(over, endings, strict=True)
     ]
 
 
-async def wake_next(tx: Transaction, freed: Sequence[TaskRow]) -> None:
+async def wake_next(ctx: StepContext, tx: Transaction, freed: Sequence[TaskRow]) -> None:
     """Wake the next parked task of each job in which one of these tasks has freed a slot.
 
     The gates of those jobs are held, so a claim that found the job full either came before, and its task is parked,
@@ -338,5 +342,7 @@ async def wake_next(tx: Transaction, freed: Sequence[TaskRow]) -> None:
     """
     capped = Counter(task.operator for task in freed if task.operator_cap is not None)
     slots = Counter(task.job_id for task in freed if task.gated and task.operator_cap is None)
-    await outbox.wake(tx, await tasks.wake_parked(tx, dict(slots)))
+    await outbox.wake(
+        tx, await tasks.wake_parked(tx, dict(slots), ctx.pressure.max_bulk_wait.total_seconds())
+    )
     await outbox.wake(tx, await tasks.wake_parked_of_operators(tx, dict(capped)))

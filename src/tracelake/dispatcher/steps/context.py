@@ -126,6 +126,40 @@ def _refused(tally: EmissionTally, task: TaskRow, what: str, before: int, more: 
     )
 
 
+@dataclass(slots=True)
+class QueueChanges:
+    """Tasks that this process has created and claimed since the last look at the queues. ``due`` is set when they
+    may have filled a queue, or emptied one: so most commits cost no look, and the one that matters causes it at
+    once."""
+
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    created: int = 0
+    claimed: int = 0
+    until_full: int = 1
+    until_empty: int = 1
+
+    def note(self, *, created: int = 0, claimed: int = 0) -> None:
+        self.created += created
+        self.claimed += claimed
+        if self.created >= self.until_full or self.claimed >= self.until_empty:
+            self.due.set()
+
+    def look_soon(self) -> None:
+        """Something else has changed: a pause, a deploy, a kept event."""
+        self.due.set()
+
+    def looking(self) -> None:
+        """A look begins: what it doesn't see is noted for the next one."""
+        self.due.clear()
+        self.created = self.claimed = 0
+
+    def looked(self, until_full: int, until_empty: int) -> None:
+        """Half of the way to the next change: other replicas create and claim as well."""
+        self.until_full = max(1, until_full // 2)
+        self.until_empty = max(1, until_empty // 2)
+        self.note()
+
+
 @dataclass(frozen=True, slots=True)
 class StepContext:
     db: Database
@@ -139,9 +173,8 @@ class StepContext:
     audience: str = AUDIENCE
     missing_work: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a deploy or a resume may have left missing tasks for the reconciler to create."""
-    queues_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set after a commit that may have changed what waits, or who is paused: a job may have to be held or
-    released."""
+    queues: QueueChanges = field(default_factory=QueueChanges)
+    """Noted after commits: a job may have to be held or released."""
     pressure: PressureSettings = field(default_factory=PressureSettings)
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Cached buffered datasets by uuid and by name; verified again in the transaction that uses them."""

@@ -97,6 +97,7 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
     log.info("deployed", dag=spec.name, version=deployed.dag_version, created=deployed.created, actor=actor)
     # After the commit: the reconciler would otherwise look before there is anything to find.
     ctx.missing_work.set()
+    ctx.queues.look_soon()
     return deployed
 
 

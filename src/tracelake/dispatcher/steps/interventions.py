@@ -39,7 +39,7 @@ async def cancel_task(ctx: StepContext, task_id: UUID, actor: str = "system") ->
                 await tasks.cancel(tx, [task_id], f"canceled by {actor}")
                 # A running one has freed a slot, and a queued one
                 # may have been woken for a slot that it won't use.
-                await wake_next(tx, [task])
+                await wake_next(ctx, tx, [task])
                 await dags.audit(tx, ctx.org_id, actor, "cancel", {"task_id": str(task_id)})
 
     await ctx.db.run(work)
@@ -81,7 +81,7 @@ async def pause_job(
             await _audit_pause(ctx, tx, actor, "pause", f"{dag}/{name}", cause)
 
     await ctx.db.run(work)
-    ctx.queues_changed.set()
+    ctx.queues.look_soon()
 
 
 async def resume_job(
@@ -107,7 +107,7 @@ async def resume_job(
     # After the commit, or the reconciler would still see the job paused.
     if not change.paused:
         ctx.missing_work.set()
-    ctx.queues_changed.set()
+    ctx.queues.look_soon()
     return change.paused
 
 

@@ -111,8 +111,7 @@ async def reconcile_partitions(ctx: StepContext) -> int:
             case ExecutionStrategy.PER_PARTITION:
                 created += await _reconcile_scopes(ctx, job_id)
     ctx.metrics.reconciled.inc(created)
-    if created:
-        ctx.queues_changed.set()
+    ctx.queues.note(created=created)
     return created
 
 

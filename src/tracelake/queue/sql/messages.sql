@@ -9,7 +9,8 @@ RETURNING id;
 
 -- name: receive
 -- Takes due messages and moves those received too often to the dead letters; with nothing due, returns when the next
--- message will be. Stops taking once the bodies have the maximum number of bytes.
+-- message will be. Stops taking once the bodies have the maximum number of bytes. The next message with the head start
+-- of the first one taken can't come below the floor.
 WITH due AS MATERIALIZED (
     SELECT id, visible_at, receive_count, pg_column_size(body) AS size
     FROM tracelake_queue.messages
@@ -39,10 +40,10 @@ WITH due AS MATERIALIZED (
     RETURNING id
 ), answer AS (
     SELECT t.id, t.receipt, t.receive_count, t.enqueued_at, t.body::text AS body, due.visible_at, due.size,
-           NULL::float8 AS due_in
+           NULL::float8 AS due_in, greatest(t.enqueued_at - due.visible_at, interval '0') AS head_start
     FROM taken AS t JOIN due ON due.id = t.id
     UNION ALL
-    SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, 0 FROM buried
+    SELECT id, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL FROM buried
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, (
         SELECT extract(epoch FROM m.visible_at - tracelake_queue.clock())::float8
@@ -50,11 +51,11 @@ WITH due AS MATERIALIZED (
         WHERE m.queue = $1::text AND m.visible_at > tracelake_queue.clock()
         ORDER BY m.visible_at
         LIMIT 1
-    )
+    ), NULL
     WHERE NOT EXISTS (SELECT FROM due)
 )
 SELECT id, receipt, receive_count, enqueued_at, body, size, due_in,
-       least(visible_at, tracelake_queue.clock() - interval '200 ms') AS floor
+       least(visible_at, tracelake_queue.clock() - interval '200 ms' - coalesce(head_start, interval '0')) AS floor
 FROM answer
 ORDER BY visible_at, id;
 

@@ -1,33 +1,36 @@
 -- name: loads
--- Every active job with what waits in it. The oldest and those that wait for a retry time are read from an index, for
--- jobs with thresholds only.
+-- Every active job with what waits in it. How old the oldest is matters for jobs with a maximum age, and how many wait
+-- for a retry time only where the queue would be full with them, or is being watched until it is empty enough.
 WITH counted AS MATERIALIZED (
     SELECT job_id, sum(waiting)::bigint AS waiting, sum(bulk)::bigint AS bulk FROM queue_count GROUP BY job_id
 ), running AS MATERIALIZED (
     SELECT job_id FROM task WHERE status = 'Running' AND bulk GROUP BY job_id
+), kept AS MATERIALIZED (
+    SELECT job_id, bool_or(bulk) AS bulk, bool_or(NOT bulk) AS normal FROM (
+        SELECT job_id, bulk FROM held_scope
+        UNION ALL
+        SELECT dv.job_id, e.bulk FROM event e JOIN dataset_version dv USING (dataset_version)
+        WHERE e.state = 'held') k
+    GROUP BY job_id
+), persons AS MATERIALIZED (
+    SELECT DISTINCT job_id FROM job_pause WHERE caused_by IS NULL
 )
 SELECT j.job_id, j.dag_name, j.name, j.priority = 'bulk' AS bulk, j.max_queue_depth, j.max_queue_age_seconds,
-       NOT j.paused AND (
-            j.backlog OR EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND NOT h.bulk)
-            OR (NOT j.bulk_held AND EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND h.bulk))
-            OR (j.source_kind <> 'always_on' AND EXISTS (
-                    SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
-                    WHERE dv.job_id = j.job_id AND e.state = 'held' AND NOT (e.bulk AND j.bulk_held)))) AS backlog,
-       j.paused AND EXISTS (SELECT 1 FROM job_pause p WHERE p.job_id = j.job_id AND p.caused_by IS NULL)
-           AS paused_by_person,
-       coalesce(c.bulk > 0, false) OR EXISTS (SELECT 1 FROM running r WHERE r.job_id = j.job_id)
-           OR EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND h.bulk) AS bulk_work,
+       NOT j.paused AND (j.backlog OR coalesce(k.normal OR (k.bulk AND NOT j.bulk_held), false)) AS backlog,
+       j.paused AND p.job_id IS NOT NULL AS paused_by_person,
+       coalesce(c.bulk > 0, false) OR r.job_id IS NOT NULL OR coalesce(k.bulk, false) AS bulk_work,
        greatest(0, coalesce(c.waiting, 0) - coalesce(later.tasks, 0)) AS waiting,
        CASE WHEN first.ready_at <= tl_now() THEN first.ready_at END AS oldest
-FROM job j LEFT JOIN counted c USING (job_id)
+FROM job j LEFT JOIN counted c USING (job_id) LEFT JOIN running r USING (job_id) LEFT JOIN kept k USING (job_id)
+LEFT JOIN persons p USING (job_id) LEFT JOIN pressure w USING (job_id)
 LEFT JOIN LATERAL (
     SELECT t.ready_at FROM task t WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled
     ORDER BY t.ready_at LIMIT 1) first
-    ON c.waiting > 0 AND (j.max_queue_depth IS NOT NULL OR j.max_queue_age_seconds IS NOT NULL)
+    ON c.waiting > 0 AND j.max_queue_age_seconds IS NOT NULL
 LEFT JOIN LATERAL (
     SELECT count(*) AS tasks FROM task t
     WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled AND t.ready_at > tl_now()) later
-    ON c.waiting > 0 AND (j.max_queue_depth IS NOT NULL OR j.max_queue_age_seconds IS NOT NULL)
+    ON c.waiting > 0 AND (c.waiting >= j.max_queue_depth OR w.job_id IS NOT NULL)
 WHERE j.active
 
 -- name: trips

@@ -183,7 +183,8 @@ UPDATE task SET parked = true WHERE task_id = ANY($1::uuid[])
 UPDATE task SET stalled = true WHERE task_id = ANY($1::uuid[]) AND NOT stalled
 
 -- name: wake_parked
--- The next tasks of jobs in which a slot came free: the oldest that found them full, bulk work last. Each is woken for one slot
+-- The next tasks of jobs in which a slot came free: the oldest that found them full, bulk work behind
+-- what comes up to so many seconds ($3) later. Each is woken for one slot
 -- only, even while its row is locked: the holder need not be about to claim or end it (a heartbeat of an attempt
 -- that is over isn't), and since this transaction holds the job's row it can't wait for the holder. A superfluous
 -- wake-up is harmless.
@@ -192,10 +193,16 @@ WITH next AS (
     FROM unnest($1::uuid[], $2::int[]) AS f(job_id, slots)
     JOIN job j ON j.job_id = f.job_id AND j.active AND NOT j.paused
     CROSS JOIN LATERAL (
-        SELECT t.task_id, t.bulk FROM task t
-        WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
-          AND NOT (t.bulk AND j.bulk_held)
-        ORDER BY t.bulk, t.seq LIMIT f.slots) q
+        SELECT c.task_id, c.bulk FROM (
+            (SELECT t.task_id, t.bulk, t.seq, t.ready_at AS turn FROM task t
+             WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND NOT t.bulk AND t.ready_at <= tl_now()
+             ORDER BY t.seq LIMIT f.slots)
+            UNION ALL
+            (SELECT t.task_id, t.bulk, t.seq, t.ready_at + make_interval(secs => $3) FROM task t
+             WHERE t.job_id = f.job_id AND t.status = 'Queued' AND t.parked AND t.bulk AND t.ready_at <= tl_now()
+               AND NOT j.bulk_held
+             ORDER BY t.seq LIMIT f.slots)) c
+        ORDER BY c.turn, c.seq LIMIT f.slots) q
 ), free AS (
     SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
 ), woken AS (
