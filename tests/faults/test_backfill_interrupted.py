@@ -41,10 +41,13 @@ async def test_the_command_and_the_dispatcher_are_killed_and_every_chunk_runs_on
             )
             first.kill()
             first.communicate()
+            # Held until the second has looked: on a busy machine all would be done before it starts.
+            await asyncio.to_thread(scene.client.set_paused, "killed", "ingest", True)
             second = await asyncio.to_thread(backfill.start, *RANGE)
             assert second.stdout is not None
             assert "120 blocks in 12 chunks of 10" in await asyncio.to_thread(second.stdout.readline)
             seen = await asyncio.to_thread(backfill.committed)
+            await asyncio.to_thread(scene.client.set_paused, "killed", "ingest", False)
             await asyncio.to_thread(eventually, "it goes on", lambda: backfill.committed() > seen)
             for each in (way, entrance):
                 each.cut()
