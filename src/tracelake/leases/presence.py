@@ -17,7 +17,7 @@ from tracelake.contracts.dispatcher_api import WORKER_SEEN_SECONDS, WorkerRegist
 from tracelake.domain.errors import TracelakeError
 from tracelake.leases.dispatcher_client import DispatcherClient
 
-_FAREWELL_SECONDS = 1.0
+_FAREWELL_SECONDS = 0.5
 
 _log = structlog.get_logger(__name__)
 
