@@ -1,9 +1,9 @@
 """``python -m examples.demo`` (or: ``make demo``)
 
 A chain becomes tables: its past as Parquet, in chunks, on Spark; its present in Postgres, block by block, and as
-Parquet once it is final. Transfers are decoded, and a function raises alerts about large ones. On the way the Spark
-worker and the Dispatcher are killed with SIGKILL, and the chain replaces its last blocks by others. The exit code
-is 0 only if everything that is stored and standing in the end is what the chain has.
+Parquet once it is final. Transfers are decoded, a function raises alerts about large ones, and they are sent to a
+receiver. On the way the Spark worker and the Dispatcher are killed with SIGKILL, and the chain replaces its last
+blocks by others. The exit code is 0 only if everything that is stored and standing in the end is what the chain has.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo import check
+from examples.demo.receiver import receiving
 from examples.demo.scenario import CHUNKS, LARGE, RANGE, Scenario, growing, stack
 from tracelake.cli.verify import prove_dataset
 from tracelake.client import Client
@@ -139,7 +140,7 @@ class Report:
         ]
 
     def _alerts(self) -> list[tuple[str, str, bool, str]]:
-        chain = self._scenario.chain
+        chain, receiver = self._scenario.chain, self._scenario.receiver
         standing, retracted = check.standing_alerts(self._client), check.retracted_alerts(self._client)
         return [
             (
@@ -149,6 +150,18 @@ class Report:
                 "the large transfers of the chain as it is",
             ),
             ("alerts retracted", f"{retracted}", retracted > 0, "their blocks are gone"),
+            (
+                "alerts delivered",
+                f"{len(receiver.alerts())}",
+                receiver.alerts() == standing and receiver.refused == 0,
+                "the receiver has those that stand, each with a valid signature",
+            ),
+            (
+                "alerts retracted there",
+                f"{receiver.retracted}",
+                receiver.retracted > 0,
+                "messages of type retracted",
+            ),
         ]
 
 
@@ -164,13 +177,20 @@ def main() -> int:
     console = Console()
     console.print("[bold]Tracelake[/bold]: a chain in, complete tables out, every output committed once.\n")
     chain = DevChain(seed=1, blocks=past + 20)
-    with tempfile.TemporaryDirectory(prefix="tracelake-demo-") as name, running(chain) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="tracelake-demo-") as name,
+        running(chain) as node,
+        receiving() as receiver,
+    ):
         folder, began = Path(name), time.monotonic()
-        with stack(folder, node.url) as handle, Client(handle.user_url, handle.user_token) as client:
+        with (
+            stack(folder, node.url, receiver) as handle,
+            Client(handle.user_url, handle.user_token) as client,
+        ):
             took = time.monotonic() - began
             parts = sorted(handle.pids.keys() - {"supervisor"})
             console.print(f"started {len(parts)} parts in {took:.1f} s: {', '.join(parts)}")
-            scenario = Scenario(console, client, chain, folder, past)
+            scenario = Scenario(console, client, chain, folder, past, receiver)
             scenario.deploy(sandbox="worker-lambda" in handle.pids)
             with growing(chain, BLOCK_SECONDS):
                 scenario.watch_the_past()

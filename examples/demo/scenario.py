@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.demo import check
+from examples.demo.receiver import AlertReceiver
 from tracelake.client import Client
 from tracelake.dev.handle import DevHandle
 from tracelake.domain.errors import TracelakeError, Unavailable
@@ -61,7 +62,7 @@ def growing(chain: DevChain, block_seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def stack(folder: Path, chain_url: str) -> Iterator[DevHandle]:
+def stack(folder: Path, chain_url: str, receiver: AlertReceiver) -> Iterator[DevHandle]:
     home, pools = folder / "home", folder / "rpc.toml"
     pools.write_text(f'[pools.main]\n[[pools.main.endpoints]]\nname = "devchain"\nurl = "{chain_url}"\n')
     pools.chmod(0o600)
@@ -74,7 +75,10 @@ def stack(folder: Path, chain_url: str) -> Iterator[DevHandle]:
         "--operators",
         str(Path(__file__).with_name("watch_operator.py")),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    environment = {**os.environ, **receiver.environment}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             output = []
@@ -100,7 +104,16 @@ def handle_of(folder: Path) -> DevHandle:
 class Scenario:
     """``past`` is the number of blocks before the start; a multiple of the chunks and of the ranges."""
 
-    def __init__(self, console: Console, client: Client, chain: DevChain, folder: Path, past: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        client: Client,
+        chain: DevChain,
+        folder: Path,
+        past: int,
+        receiver: AlertReceiver,
+    ) -> None:
+        self.receiver = receiver
         self.past = past
         self.chunk = past // CHUNKS
         self.console = console
@@ -184,15 +197,22 @@ class Scenario:
         self.lag_seconds = statistics.median(lags)
 
     def change_the_present(self) -> None:
-        """Make a reorg that removes blocks with alerts, once there are some."""
-        self._wait(lambda: self._is_followed() and self._alerts_stand())
+        """Make a reorg that removes blocks with alerts, once there are some and they were delivered."""
+        self._wait(lambda: self._is_followed() and self._alerts_stand() and self._are_delivered())
         head = self.chain.reorg(REORG_DEPTH)
         self.replaced = (head - REORG_DEPTH + 1, head)
         self.console.print(f"  the chain replaced its blocks {self.replaced[0]:,} to {head:,} by others")
 
     def settle(self) -> None:
         """Stop the chain and wait until everything downstream is done."""
-        self._wait(lambda: self._is_followed() and self._is_compacted() and self._alerts_stand())
+        self._wait(
+            lambda: (
+                self._is_followed()
+                and self._is_compacted()
+                and self._alerts_stand()
+                and self._are_delivered()
+            )
+        )
 
     def _wait(self, is_so: Callable[[], bool], pause: float = 0.2) -> None:
         """Wait, with one deadline for all waits together; the report names conditions that never held."""
@@ -229,6 +249,12 @@ class Scenario:
             return check.standing_alerts(self.client) == check.large_transfers(
                 self.chain, self.past, self.chain.head, LARGE
             )
+        except TracelakeError:
+            return False
+
+    def _are_delivered(self) -> bool:
+        try:
+            return self.receiver.alerts() == check.standing_alerts(self.client)
         except TracelakeError:
             return False
 

@@ -50,6 +50,7 @@ _SECTIONS = (
         "In a job, or in `defaults` for all jobs that don't set them. A change keeps versions and data.",
     ),
     ("Published datasets", f"publish.{NAME}", "Outputs under a name, and tables that jobs publish to."),
+    ("Deliveries", "deliver[]", "Rows that are [sent to receivers](deliveries.md)."),
 )
 
 
@@ -108,6 +109,7 @@ def _sections(found: list[Field]) -> tuple[list[Field], ...]:
         [field for field in jobs if not is_setting(field)],
         [field for field in jobs if is_setting(field)],
         [field for field in found if field.path.startswith("publish.")],
+        [field for field in found if field.path.startswith("deliver[]")],
     )
 
 

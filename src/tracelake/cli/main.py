@@ -20,6 +20,8 @@ from tracelake.cli.bundles import bundle_app
 from tracelake.cli.dags import dag_app, deploy, init, plan, schema
 from tracelake.cli.database import database_app
 from tracelake.cli.datasets import datasets_app
+from tracelake.cli.deliveries import deliveries_app
+from tracelake.cli.delivery import delivery
 from tracelake.cli.dev import dev
 from tracelake.cli.devchain import devchain
 from tracelake.cli.dispatcher import dispatcher
@@ -39,7 +41,7 @@ from tracelake.cli.verify import verify
 from tracelake.cli.worker import worker
 
 DEBUG = "--debug"
-_SERVICES = ("dev", "dispatcher", "worker", "sink", "query-service", "devchain")
+_SERVICES = ("dev", "dispatcher", "worker", "sink", "delivery", "query-service", "devchain")
 
 app = typer.Typer(
     help="Tracelake: events in, leased tasks out, every output committed once.",
@@ -48,7 +50,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for title, commands in (
-    ("Run", (dev, dispatcher, worker, sink, query_service, doctor, logs, devchain)),
+    ("Run", (dev, dispatcher, worker, sink, delivery, query_service, doctor, logs, devchain)),
     ("Work with DAGs", (init, deploy, plan, trigger, backfill, pause, resume, schema)),
     ("Look and act", (status, query, tasks, explain, verify, cancel, retry)),
 ):
@@ -58,6 +60,7 @@ for name, group in (
     ("task", task_app),
     ("datasets", datasets_app),
     ("buffers", buffers_app),
+    ("deliveries", deliveries_app),
     ("outbox", outbox_app),
 ):
     app.add_typer(group, name=name, rich_help_panel="Look and act")

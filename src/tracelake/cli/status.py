@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import typer
 
+from tracelake.cli.deliveries import print_troubled
 from tracelake.cli.show import cell, counted, pairs, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import DEFAULT_HOME, HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.stack_connection import DEV_FILE, read_handle
@@ -22,6 +23,7 @@ from tracelake.stack_connection import DEV_FILE, read_handle
 if TYPE_CHECKING:
     from tracelake.client import Client
     from tracelake.contracts.buffers import BufferPage, BufferSummary
+    from tracelake.contracts.deliveries import DeliveryPage
     from tracelake.contracts.pressure import PressureReport
     from tracelake.contracts.user_api import (
         ChainStatus,
@@ -61,6 +63,7 @@ class Overview:
     failed: TaskPage
     datasets: DatasetPage
     buffers: BufferPage
+    deliveries: DeliveryPage
     undelivered: FailedDeliveries
     metrics: Mapping[str, str]
     pressure: PressureReport
@@ -73,8 +76,8 @@ def status(
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
     paused them; jobs that are held by the pressure of others; running and failed tasks; the datasets' cursors; dead
-    letters of buffered datasets; deliveries that were given up; where the parts of a stack on this machine serve
-    their metrics.
+    letters of buffered datasets; deliveries in trouble; outbox entries that were given up; where the parts of a
+    stack on this machine serve their metrics.
 
     Examples:
 
@@ -97,6 +100,7 @@ def status(
     _print_datasets(found)
     print_failed(found.failed.tasks)
     print_dead_letters(found.buffers.buffers)
+    print_troubled(found.deliveries.deliveries)
     print_undelivered(found.undelivered.failed)
     if found.metrics:
         print_heading("metrics")
@@ -120,6 +124,7 @@ def _look(client: Client, now: datetime, metrics: Mapping[str, str]) -> Overview
         failed=client.tasks(status="Failed", limit=_COUNTED),
         datasets=client.datasets(limit=_COUNTED),
         buffers=client.buffers(),
+        deliveries=client.deliveries(),
         undelivered=client.failed_deliveries(limit=_COUNTED),
         metrics=metrics,
         pressure=client.pressure(),
@@ -176,6 +181,7 @@ def _lists(found: Overview) -> dict[str, object]:
         "failed": found.failed.tasks,
         "datasets": found.datasets.datasets,
         "buffers": found.buffers.buffers,
+        "deliveries": found.deliveries.deliveries,
         "undelivered": found.undelivered.failed,
         "metrics": found.metrics,
         "pressure": found.pressure,

@@ -45,6 +45,13 @@ from tracelake.contracts.buffers import (
 )
 from tracelake.contracts.bundles import BundleDetail, BundlePage
 from tracelake.contracts.coverage import BackfillState, GapPage
+from tracelake.contracts.deliveries import (
+    DeliveryDetail,
+    DeliveryPage,
+    DeliveryPaused,
+    MessagesReplayed,
+    ReplayMessages,
+)
 from tracelake.contracts.dispatcher_api import TriggerResponse
 from tracelake.contracts.explain import RangeExplanation, TaskExplanation
 from tracelake.contracts.headers import AUTHORIZATION_HEADER, bearer
@@ -357,6 +364,27 @@ class Client:
     def buffers(self) -> BufferPage:
         return self._get("/v1/buffers", BufferPage)
 
+    def deliveries(self) -> DeliveryPage:
+        return self._get("/v1/deliveries", DeliveryPage)
+
+    def delivery(self, dag: str, name: str, *, state: str | None = None, limit: int = 20) -> DeliveryDetail:
+        """A delivery with its newest messages, of one ``state`` or all."""
+        return self._get(_delivery(dag, name), DeliveryDetail, state=state, limit=limit)
+
+    def pause_delivery(self, dag: str, name: str) -> DeliveryPaused:
+        return self._post(f"{_delivery(dag, name)}/pause", DeliveryPaused)
+
+    def resume_delivery(self, dag: str, name: str) -> DeliveryPaused:
+        """Also after the receiver answered that it wants no more."""
+        return self._post(f"{_delivery(dag, name)}/resume", DeliveryPaused)
+
+    def replay_delivery(
+        self, dag: str, name: str, message_ids: Iterable[int] | None = None
+    ) -> MessagesReplayed:
+        """Send dead letters again, these or all."""
+        ids = list(message_ids) if message_ids is not None else None
+        return self._post(f"{_delivery(dag, name)}/replay", MessagesReplayed, ReplayMessages(ids))
+
     def dead_letters(self, name: str, *, limit: int = 100, after: str | None = None) -> DeadLetterPage:
         return self._get(
             f"/v1/buffers/{quote(name, '')}/dead-letters", DeadLetterPage, limit=limit, after=after
@@ -452,6 +480,10 @@ class Client:
 
     def _not_tracelake(self) -> errors.Unavailable:
         return errors.Unavailable(UNREACHABLE, f"the server at {self.url} is not a Tracelake user port")
+
+
+def _delivery(dag: str, name: str) -> str:
+    return f"/v1/deliveries/{quote(dag, '')}/{quote(name, '')}"
 
 
 def _request(sql: str, params: Params | None, limit: int | None) -> QueryRequest:

@@ -73,6 +73,12 @@ class PlannedName(Struct, frozen=True):
     because: list[str] = []
 
 
+class PlannedDelivery(Struct, frozen=True):
+    name: str
+    kind: str
+    because: list[str] = []
+
+
 class PlanResponse(Struct, frozen=True):
     """The effect of deploying this file; ``text`` is the same plan for people."""
 
@@ -81,6 +87,7 @@ class PlanResponse(Struct, frozen=True):
     jobs: list[PlannedJob]
     publish: list[PlannedName]
     text: str
+    deliver: list[PlannedDelivery] = []
 
 
 class DagQuery(Struct, frozen=True, forbid_unknown_fields=True):

@@ -90,6 +90,15 @@ class Addresses:
             "TRACELAKE_OBJECTS": objects.address(self.object_root),
         }
 
+    def for_delivery(self) -> dict[str, str]:
+        """Without any login that writes."""
+        return {
+            "TRACELAKE_INTERNAL_URL": self.internal_url,
+            "TRACELAKE_WORKER_TOKEN": self.worker_token,
+            "TRACELAKE_QUEUE_DSN": self._private.queue,
+            "TRACELAKE_DATA_READ_DSN": self._private.data_read,
+        }
+
     def for_queries(self) -> dict[str, str]:
         return {
             **self._private.for_queries(),

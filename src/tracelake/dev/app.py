@@ -23,6 +23,7 @@ from tracelake.dev.parts import (
     QUERY_FILE,
     PostgresPart,
     QueryPart,
+    delivery_spec,
     dispatcher_spec,
     last_port,
     query_spec,
@@ -112,7 +113,7 @@ def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
             data=ports.take_or_any("data database's", last_port(home.data_cluster)),
             metrics={
                 name: ports.take_or_any(f"{name}'s metrics", 0)
-                for name in (parts.QUERY, parts.SINK, *map(worker_name, options.workers))
+                for name in (parts.QUERY, parts.SINK, parts.DELIVERY, *map(worker_name, options.workers))
             },
         ),
     )
@@ -165,7 +166,6 @@ class _Stack:
             home, addresses, databases=self._owned_databases, runtimes=options.runtimes
         )
         metrics = addresses.ports.metrics
-        sink = sink_spec(home, metrics[parts.SINK], environment=environment)
         workers = [
             worker_spec(
                 home,
@@ -176,10 +176,14 @@ class _Stack:
             )
             for runtime in options.workers
         ]
+        platform = [
+            sink_spec(home, metrics[parts.SINK], environment=environment),
+            delivery_spec(home, metrics[parts.DELIVERY], environment=addresses.for_delivery()),
+        ]
         return [
             [self._state, self._data],
             [self.query, ChildProcess(dispatcher)],
-            [ChildProcess(spec) for spec in (sink, *workers)],
+            [ChildProcess(spec) for spec in (*platform, *workers)],
         ]
 
     def needs(self) -> dict[str, frozenset[str]]:
@@ -190,7 +194,7 @@ class _Stack:
         others = [worker_name(runtime) for runtime in self._options.workers if runtime != ECS_SPARK]
         return {
             parts.DISPATCHER: frozenset({self._state.name}),
-            **dict.fromkeys([parts.SINK, *others], after_dispatcher),
+            **dict.fromkeys([parts.SINK, parts.DELIVERY, *others], after_dispatcher),
         }
 
     def _prepare_state(self, postgres: PostgresPart) -> None:

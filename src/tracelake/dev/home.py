@@ -17,7 +17,7 @@ home/
   dev.json, dispatcher.json       addresses of the running stack (dev/handle.py)
   dispatchers/                    the same of each running Dispatcher
   query.json                      the same of the Query Service
-  sink.pid, worker-*.pid          ids of the processes that take work here
+  sink.pid, delivery.pid, worker-*.pid   ids of the processes that take work here
 
 Only its owner may enter it: it has mode 0700, and an open one is closed. A home of another user is refused, also by
 root.

@@ -1,7 +1,7 @@
 """The parts of ``tracelake dev``: embedded Postgres servers, and the commands that people run as well.
 
-The Dispatcher, the Query Service, the sink and the workers are started by their own commands, on the stack's
-databases. The Query Service listens before the databases and the Dispatcher are there, and connects on demand.
+The Dispatcher, the Query Service, the sink, the delivery process and the workers are started by their own commands,
+on the stack's databases. The Query Service listens before the databases and the Dispatcher are there.
 Where queries can't be confined it refuses to serve any; the rest of the stack works without it.
 """
 
@@ -36,13 +36,15 @@ _WAY_OUT = "TRACELAKE_QUERY_UNCONFINED=1"
 """Appears in the refusal of a service that can't confine queries, and in no other error."""
 DRAIN_SECONDS = 2
 TASK_STOP_SECONDS = 4.0
-"""Ctrl-C ends the whole stack within 10 s: unfinished tasks are released and run after the next start. Workers and
-the sink come first; the Dispatcher and the Query Service have ``ChildSpec.stop_timeout`` after that, the databases
-``POSTGRES_STOP_SECONDS``. Parts that hang are killed, so the three together are the longest stop."""
+"""Ctrl-C ends the whole stack within 10 s: unfinished tasks are released and run after the next start. Workers, the
+sink and the delivery process come first; the Dispatcher and the Query Service have ``ChildSpec.stop_timeout`` after
+that, the databases ``POSTGRES_STOP_SECONDS``. Parts that hang are killed, so the three together are the longest
+stop."""
 WORKER_START_SECONDS = 120.0
 """Time for a Spark server to start on a cold machine."""
 SINK = "sink"
-SINK_START_SECONDS = 60.0
+DELIVERY = "delivery"
+PLATFORM_START_SECONDS = 60.0
 
 
 def last_port(folder: Path) -> int:
@@ -257,25 +259,33 @@ def worker_spec(
 
 
 def sink_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, str]) -> ChildSpec:
+    return _platform_spec(home, SINK, metrics, environment)
+
+
+def delivery_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, str]) -> ChildSpec:
+    return _platform_spec(home, DELIVERY, metrics, environment)
+
+
+def _platform_spec(home: Home, name: str, metrics: HeldPort, environment: Mapping[str, str]) -> ChildSpec:
     """``environment`` has the addresses of the rest of the stack."""
-    ready_file = home.folder / f"{SINK}.pid"
+    ready_file = home.folder / f"{name}.pid"
 
     def argv() -> list[str]:
         ready_file.unlink(missing_ok=True)
         return [
-            *(sys.executable, "-P", "-m", "tracelake", "sink", "--home", str(home.folder)),
+            *(sys.executable, "-P", "-m", "tracelake", name, "--home", str(home.folder)),
             *("--ready-file", str(ready_file), "--drain-seconds", str(DRAIN_SECONDS)),
             *_metrics_options(metrics),
         ]
 
     return ChildSpec(
-        name=SINK,
+        name=name,
         argv=argv,
         ready=lambda pid: is_ready(ready_file, pid),
         folder=home.folder,
-        log=home.logs / f"{SINK}.log",
+        log=home.logs / f"{name}.log",
         listens={METRICS: metrics},
         env=lambda: {**os.environ, **environment},
-        start_timeout=SINK_START_SECONDS,
+        start_timeout=PLATFORM_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )

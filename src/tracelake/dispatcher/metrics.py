@@ -101,6 +101,17 @@ class StateGauges:
         self.queue_age = gauge("queue_oldest_seconds", "Age of the oldest message.", "queue")
         self.queue_dead = gauge("queue_dead", "Dead letters.", "queue")
         self.dead_letters = gauge("buffer_dead_letters", "Messages that a sink gave up.", "dataset")
+        labels = ("dag", "delivery")
+        self.delivery = {
+            "waiting": gauge("delivery_waiting", "Messages of a delivery that wait.", *labels),
+            "dead": gauge("delivery_dead", "Messages of a delivery that were given up.", *labels),
+            "failing": gauge(
+                "delivery_failing", "1 while the receiver refuses or can't be reached.", *labels
+            ),
+            "behind": gauge("delivery_behind", "Positions that no message was made of yet.", *labels),
+            "sent": gauge("delivery_sent", "Rows that the receiver has accepted.", *labels),
+            "retracted": gauge("delivery_retracted", "Retractions that it has accepted.", *labels),
+        }
 
 
 def _show_pressure(report: PressureReport, gauges: StateGauges) -> None:
@@ -191,6 +202,11 @@ async def observe_state(
             gauges.workers.labels(served.runtime).set(served.workers)
             gauges.worker_slots.labels(served.runtime).set(served.slots)
             gauges.worker_held.labels(served.runtime).set(served.held)
+        for each in gauges.delivery.values():
+            each.clear()
+        for row in await tx.fetch(SQL.deliveries):
+            for name, each in gauges.delivery.items():
+                each.labels(row["dag_name"], row["name"]).set(row[name])
         lag = await outbox.lag(tx)
         gauges.outbox_due.set(lag.due)
         gauges.outbox_lag.set(lag.oldest_seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tracelake.contracts.buffers import SINK_QUEUE
+from tracelake.contracts.deliveries import DELIVERY_QUEUE
 from tracelake.domain import runtimes
 from tracelake.domain.runtimes import RuntimeTraits
 from tracelake.store.tasks import TaskRow
@@ -45,6 +46,7 @@ INVOKE_MARGIN_SECONDS = 60.0
 BUILT_IN = (
     *(Runtime(name, name, traits) for name, traits in runtimes.BUILT_IN.items()),
     Runtime(runtimes.SINK, SINK_QUEUE, platform=True),
+    Runtime(runtimes.DELIVERY, DELIVERY_QUEUE, platform=True),
 )
 
 

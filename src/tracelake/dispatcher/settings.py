@@ -32,6 +32,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "watch_sources_seconds": _SECONDS,
     "outbox_sweep_seconds": _SECONDS,
     "observe_seconds": _SECONDS,
+    "collect_seconds": _SECONDS,
     "installation_seconds": _SECONDS,
     "pressure_low_mark": (0.0, 1.0),
     "pressure_patience_seconds": (0.0, 86_400.0),
@@ -71,6 +72,7 @@ class DispatcherSettings:
     watch_sources_seconds: float = 15.0
     outbox_sweep_seconds: float = 1.0
     observe_seconds: float = 5.0
+    collect_seconds: float = 60.0
     installation_seconds: float = 3.0
     pressure_low_mark: float = 0.5
     pressure_patience_seconds: float = 30.0

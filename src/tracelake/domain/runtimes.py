@@ -18,7 +18,8 @@ LAMBDA = "lambda"
 ECS_PYTHON = "ecs_python"
 ECS_SPARK = "ecs_spark"
 SINK = "sink"
-"""For the platform's own jobs; a DAG can't name it."""
+DELIVERY = "delivery"
+"""These two are for the platform's own jobs; a DAG can't name them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _MAX_SIGNATURES = 16
 _MAX_TIMESTAMP_DIGITS = 12
 
 
-class Verdict(StrEnum):
+class SignatureVerdict(StrEnum):
     """``malformed``: a header that isn't one of the scheme. ``stale``: signed too long ago, or in the future."""
 
     VALID = "valid"
@@ -75,17 +75,17 @@ def verify(
     body: bytes,
     now: float,
     tolerance: float = TOLERANCE_SECONDS,
-) -> Verdict:
+) -> SignatureVerdict:
     """Judge a message by its three headers and its exact bytes.
 
-    Every key is compared with every signature in constant time, and time is judged last: an answer tells nothing
+    Every key is compared with every signature in constant time, and time is judged last: an answer shows nothing
     about when a signature would have been right.
     """
     if not message_id or not timestamp.isascii() or not timestamp.isdigit():
-        return Verdict.MALFORMED
+        return SignatureVerdict.MALFORMED
     signatures = signature.split()
     if len(timestamp) > _MAX_TIMESTAMP_DIGITS or not 0 < len(signatures) <= _MAX_SIGNATURES:
-        return Verdict.MALFORMED
+        return SignatureVerdict.MALFORMED
     given = [each.encode() for each in signatures if each.startswith(_SCHEME)]
     signed = f"{message_id}.{timestamp}.".encode() + body
     matched = False
@@ -95,5 +95,5 @@ def verify(
             # No early end: how many were compared would show which key matched.
             matched |= hmac.compare_digest(wanted, each)
     if not matched:
-        return Verdict.WRONG_SIGNATURE
-    return Verdict.VALID if abs(now - int(timestamp)) <= tolerance else Verdict.STALE
+        return SignatureVerdict.WRONG_SIGNATURE
+    return SignatureVerdict.VALID if abs(now - int(timestamp)) <= tolerance else SignatureVerdict.STALE

@@ -8,6 +8,7 @@ the same batches again changes nothing and records the same event.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -118,6 +119,10 @@ class BufferStore(HotStore):
             # asyncpg encodes rows itself, and raises these before the server sees the value.
             except (ValueError, OverflowError, TypeError) as error:
                 raise Invalid(REFUSED, f"a value can't be sent to the database: {error}") from error
+            # After the commit and apart from it: inside, it would take a lock of the whole server. The rows are
+            # committed, and without a signal they are found at the next look.
+            with suppress(asyncpg.PostgresError):
+                await connection.execute(_SQL.signal_rows, table.dataset_version)
         return Merged(row["written"], row["retracted"], row["reached"], row["outbox"])
 
     async def position(self, dataset_version: UUID) -> int:

@@ -40,6 +40,17 @@ from tracelake.contracts.bundles import (
     InvokerRegistered,
     InvokerRegistration,
 )
+from tracelake.contracts.deliveries import (
+    LOAD_PATH,
+    PLAN_PATH,
+    REPORT_PATH,
+    DeliveryLoad,
+    DeliveryLoaded,
+    DeliveryPlan,
+    DeliveryPlanned,
+    DeliveryReport,
+    DeliveryReported,
+)
 from tracelake.contracts.dispatcher_api import (
     CLAIM_BATCH_PATH,
     CLAIM_PATH,
@@ -197,6 +208,15 @@ class DispatcherClient:
 
     async def register_worker(self, registration: WorkerRegistration) -> None:
         await self._call("POST", WORKER_PATH, WorkerRegistered, msgspec.json.encode(registration))
+
+    async def load_delivery(self, request: DeliveryLoad) -> DeliveryLoaded:
+        return await self._call("POST", LOAD_PATH, DeliveryLoaded, msgspec.json.encode(request))
+
+    async def plan_delivery(self, request: DeliveryPlan) -> DeliveryPlanned:
+        return await self._call("POST", PLAN_PATH, DeliveryPlanned, msgspec.json.encode(request))
+
+    async def report_delivery(self, request: DeliveryReport) -> DeliveryReported:
+        return await self._call("POST", REPORT_PATH, DeliveryReported, msgspec.json.encode(request))
 
     async def register_invoker(self, url: str, concurrency: int) -> None:
         """To be repeated every ``REGISTER_SECONDS``; ``concurrency`` of 0 unregisters."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -20,12 +21,10 @@ from tracelake.contracts.buffers import SINK_QUEUE
 from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.domain.runtimes import SINK
 from tracelake.hot.buffers import BufferStore
-from tracelake.leases.claim import Load, Poller, WakeUps, wait_for_queue
+from tracelake.leases.claim import wait_for_queue
 from tracelake.leases.dispatcher_client import DispatcherClient
-from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
+from tracelake.leases.platform_task import CLAIMS_AT_ONCE, PlatformHolder, run_holder
 from tracelake.leases.presence import registered
-from tracelake.leases.report import HeldTaskReporter
-from tracelake.queue.base import Queue
 from tracelake.serving.metrics_port import MetricsAddress, process_registry, serve_metrics
 from tracelake.settings import Secret
 from tracelake.sink.metrics import SinkMetrics
@@ -34,10 +33,6 @@ from tracelake.sink.sink_task import SinkParts, SinkTask
 #: The queue never gives a message up: one that was received often may be fine, and its sinks have died.
 _NEVER = 2**31 - 1
 _POOL_SIZE = 8
-_CLAIMS_AT_ONCE = 100
-_POLL_SECONDS = 1.0
-_REPORT_SECONDS = 2.0
-_LOOK_SECONDS = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -63,27 +58,19 @@ async def run_sink(
     settings: SinkSettings, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     registry = process_registry("sink")
-    async with serve_metrics(settings.metrics, registry), AsyncExitStack() as parts:
-        # Starting waits for services without a limit, so a stop must be able to end it.
-        starting = asyncio.create_task(_start(settings, parts, SinkMetrics(registry)))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            return
-        sink = starting.result()
+    metrics = SinkMetrics(registry)
+
+    def ready() -> None:
         _log.info("sink_ready", worker_id=settings.worker_id)
         on_ready()
-        polling = asyncio.create_task(sink.poll(stop))
-        await asyncio.wait([polling, stopped], return_when=asyncio.FIRST_COMPLETED)
-        # Not cancelled: a claim under way may bring leases, which have to be released.
-        await asyncio.gather(polling)
-        await sink.drain(settings.drain_seconds, stop_now)
+
+    async with serve_metrics(settings.metrics, registry):
+        start = partial(_start, settings, metrics)
+        await run_holder(start, stop, stop_now, on_ready=ready, drain_seconds=settings.drain_seconds)
     _log.info("sink_stopped", worker_id=settings.worker_id)
 
 
-async def _start(settings: SinkSettings, parts: AsyncExitStack, metrics: SinkMetrics) -> Sink:
+async def _start(settings: SinkSettings, metrics: SinkMetrics, parts: AsyncExitStack) -> PlatformHolder:
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
     queue = await wait_for_queue(
@@ -92,90 +79,25 @@ async def _start(settings: SinkSettings, parts: AsyncExitStack, metrics: SinkMet
     )
     parts.push_async_callback(queue.close)
     await client.check()
-    registration = WorkerRegistration(settings.worker_id[:200], SINK, _CLAIMS_AT_ONCE)
+    registration = WorkerRegistration(settings.worker_id[:200], SINK, CLAIMS_AT_ONCE)
     await parts.enter_async_context(registered(client, registration))
     store = BufferStore(settings.data_write_dsn)
     parts.push_async_callback(store.close)
-    sink = Sink(settings, client, queue, store, metrics)
+    shared = SinkParts(
+        client=client,
+        queue=queue,
+        store=store,
+        objects=objects.open(settings.objects),
+        on_progress=lambda held: sink.progressed(held),
+        metrics=metrics,
+    )
+    sink = PlatformHolder(
+        client=client,
+        queue=queue,
+        queue_name=settings.queue,
+        worker_id=settings.worker_id,
+        make=lambda held: SinkTask(held, shared),
+    )
+    metrics.watch(lambda: sink.running)
     parts.push_async_callback(sink.close)
     return sink
-
-
-class Sink:
-    """The tasks that a process holds, from their claim until their completion was reported."""
-
-    def __init__(
-        self,
-        settings: SinkSettings,
-        client: DispatcherClient,
-        queue: Queue,
-        store: BufferStore,
-        metrics: SinkMetrics,
-    ) -> None:
-        self._load = Load(_CLAIMS_AT_ONCE)
-        metrics.watch(lambda: len(self._load.running))
-        self._heartbeats = Heartbeats(lambda beat, timeout: client.heartbeat(beat, timeout=timeout))
-        self._wake_ups = WakeUps(queue, settings.queue)
-        self._reporter = HeldTaskReporter(client, self._load, self._heartbeats, self._wake_ups)
-        self._running: set[asyncio.Task[None]] = set()
-        self._poller = Poller(
-            wake_ups=self._wake_ups,
-            client=client,
-            load=self._load,
-            worker_id=settings.worker_id,
-            accept=self._accept,
-        )
-        self._parts = SinkParts(
-            client=client,
-            queue=queue,
-            store=store,
-            objects=objects.open(settings.objects),
-            on_progress=self._heartbeats.send_soon,
-            metrics=metrics,
-        )
-
-    async def poll(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            await self._poller.poll(_CLAIMS_AT_ONCE, _POLL_SECONDS)
-
-    async def drain(self, seconds: float, stop_now: asyncio.Event) -> None:
-        """Returns when all tasks were released, or their time is over."""
-        loop = asyncio.get_running_loop()
-        for held in self._load.held:
-            held.stop(Stop.RELEASED)
-        deadline = loop.time() + seconds
-        while self._load.running and not stop_now.is_set() and loop.time() < deadline:
-            await self._load.changed(_LOOK_SECONDS)
-        for held in self._load.running:
-            held.kill()
-        if self._running:
-            await asyncio.wait(tuple(self._running), timeout=_REPORT_SECONDS)
-        if left := self._load.held:
-            _log.warning("drained_unreported", tasks=[str(held.task_id) for held in left])
-
-    async def close(self) -> None:
-        for running in self._running:
-            running.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._heartbeats.close()
-        await self._wake_ups.close(_REPORT_SECONDS)
-
-    def _accept(self, held: HeldTask) -> None:
-        self._heartbeats.keep(held)
-        self._load.add_beside(held)
-        running = asyncio.create_task(self._run(held))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
-
-    async def _run(self, held: HeldTask) -> None:
-        completion = None
-        try:
-            completion = await SinkTask(held, self._parts).run()
-        finally:
-            # The time doesn't count: a task that runs beside others is in no mean.
-            self._load.ran(held, 0)
-            if completion is None:
-                # Superseded or cancelled: the wake-up is released, and the next claim finds out.
-                self._reporter.let_go(held)
-        if completion is not None:
-            await self._reporter.report(held, completion)

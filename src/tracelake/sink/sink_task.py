@@ -8,7 +8,6 @@ own ends it at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,17 +23,16 @@ from tracelake.contracts.buffers import (
     SinkConfig,
     buffer_queue,
 )
-from tracelake.contracts.dispatcher_api import CompleteRequest, EventIn, EventsRequest, EventsResponse
-from tracelake.domain.errors import Conflict, Invalid, NotFound, TracelakeError
+from tracelake.contracts.dispatcher_api import EventIn, EventsRequest, EventsResponse
+from tracelake.domain.errors import Invalid
 from tracelake.domain.operators.catalog import BUFFER_SINK
 from tracelake.hot.buffers import EVERYTHING, BufferStore, BufferTable
 from tracelake.hot.commit import Writer
 from tracelake.leases.claim import WakeUps
-from tracelake.leases.held_task import HeldTask, Stop
-from tracelake.leases.report import conclude
+from tracelake.leases.held_task import HeldTask
+from tracelake.leases.platform_task import PlatformTask
 from tracelake.objects.base import ObjectStore
 from tracelake.queue.base import Queue
-from tracelake.settings import Secret
 from tracelake.sink.batches import BatchReader, DeadLetters
 from tracelake.sink.drain import Drain, OutageRetry, SinkProgress
 from tracelake.sink.metrics import SinkMetrics
@@ -66,74 +64,32 @@ class SinkParts:
     metrics: SinkMetrics | None = None
 
 
-class SinkTask:
+class SinkTask(PlatformTask):
     """The task's control: the heartbeat's answers reach the drain through it."""
 
+    name = "sink"
+
     def __init__(self, held: HeldTask, parts: SinkParts) -> None:
-        self._held = held
+        super().__init__(held)
         self._parts = parts
         self._drain: Drain | None = None
-        self._working: asyncio.Task[None] | None = None
 
-    async def run(self) -> CompleteRequest | None:
-        """The completion to report, or None when no report is expected."""
-        held = self._held
-        gone = "it ended by itself"
-        if held.stopped is None:
-            self._working = asyncio.create_task(self._work())
-            held.controlled_by(self)
-            try:
-                await asyncio.wait([self._working])
-            finally:
-                self._working.cancel()
-                await asyncio.gather(self._working, return_exceptions=True)
-                held.controlled_by(None)
-            gone = self._why()
-        return conclude(held, None, gone)
+    def finish(self) -> bool:
+        """Received messages may still be written."""
+        if self._drain is None:
+            return False
+        self._drain.finish()
+        return True
 
-    def _why(self) -> str:
-        assert self._working is not None
-        error = None if self._working.cancelled() else self._working.exception()
-        match error:
-            case None:
-                return "it ended by itself"
-            case Conflict() | NotFound():
-                stop = Stop.CANCELED if error.reason == "Canceled" else Stop.SUPERSEDED
-                self._held.log.warning("sink_superseded", reason=error.reason)
-                # For `conclude`: a superseded attempt sends no report.
-                self._held.stop(stop)
-                return error.message
-            case TracelakeError():
-                self._held.log.error("sink_failed", reason=error.reason, error=error.message)
-                return f"{error.reason}: {error.message}"
-            case _:
-                self._held.log.error("sink_internal_error", exc_info=error)
-                return f"{type(error).__name__} in the sink: {error}"
-
-    def stop(self, why: Stop) -> None:
-        # After a release received messages may still be written; after any other stop the lease is gone.
-        if why is Stop.RELEASED and self._drain is not None:
-            self._drain.finish()
-        else:
-            self.kill()
-
-    def kill(self) -> None:
-        if self._working is not None:
-            self._working.cancel()
-
-    def pause(self, paused: bool) -> None:
-        self._held.log.info("sink_paused" if paused else "sink_resumed")
+    def hold(self, paused: bool) -> None:
         if self._drain is not None:
             self._drain.pause(paused)
 
-    def renew(self, token: Secret) -> None:
-        """A sink doesn't use its capability token."""
-
-    async def _work(self) -> None:
-        config = _config(self._held)
-        table = _table(self._held, config)
-        progress = SinkProgress(self._held, self._parts.on_progress, self._parts.metrics)
-        outages = OutageRetry(self._held, progress.waits_for)
+    async def work(self) -> None:
+        config = _config(self.held)
+        table = _table(self.held, config)
+        progress = SinkProgress(self.held, self._parts.on_progress, self._parts.metrics)
+        outages = OutageRetry(self.held, progress.waits_for)
         writer = await self._begin(table, outages)
         messages = WakeUps(self._parts.queue, buffer_queue(table.dataset_uuid), VISIBILITY_SECONDS)
 
@@ -141,7 +97,7 @@ class SinkTask:
             return await self._refresh(table, outages)
 
         dead_letters = DeadLetters(
-            self._held,
+            self.held,
             table.dataset_uuid,
             send=self._parts.client.buffer_dead_letter,
             messages=messages,
@@ -157,9 +113,9 @@ class SinkTask:
             progress=progress,
             report=lambda position: self._report_position(table, position),
         )
-        self._held.log.info("sink_drains", dataset=config.dataset, dataset_uuid=str(table.dataset_uuid))
+        self.held.log.info("sink_drains", dataset=config.dataset, dataset_uuid=str(table.dataset_uuid))
         # A heartbeat may have paused the task before there was a drain.
-        self._drain.pause(self._held.paused)
+        self._drain.pause(self.held.paused)
         try:
             await self._drain.run()
         finally:
@@ -168,7 +124,7 @@ class SinkTask:
             await messages.close(_SETTLE_SECONDS)
 
     async def _begin(self, table: BufferTable, outages: OutageRetry) -> Writer:
-        held, store = self._held, self._parts.store
+        held, store = self.held, self._parts.store
         assert held.payload.epoch is not None
         writer = Writer(task_id=held.task_id, epoch=held.payload.epoch, inputs={})
         # The fence first: after it no earlier holder can move the position that is read below.
@@ -190,11 +146,11 @@ class SinkTask:
             dataset_uuid=table.dataset_uuid, dataset_version=table.dataset_version, schema=found.schema
         )
         await outages.until_done(lambda: self._parts.store.ensure(grown))
-        self._held.log.info("sink_schema", schema_hash=found.schema_hash)
+        self.held.log.info("sink_schema", schema_hash=found.schema_hash)
         return grown
 
     async def _report_position(self, table: BufferTable, position: int) -> None:
-        held = self._held
+        held = self.held
         event = EventIn(table.dataset_uuid, table.dataset_version, cursor=position)
         await self._parts.client.events(EventsRequest(held.task_id, held.attempt, [event], held.lease_token))
 

@@ -157,6 +157,8 @@ class PauseCause(StrEnum):
     """Why a job is paused. It may have several causes at once, and goes on when the last one is gone."""
 
     PERSON = "person"
+    RECEIVER_GONE = "receiver_gone"
+    """The receiver of a delivery answered that it wants no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
 from tracelake.leases.presence import registered
 from tracelake.serving.metrics_port import process_registry, serve_metrics
+from tracelake.tokens.named_secrets import SecretProvider
 from tracelake.trees import remove_if_possible
 from tracelake.worker.attempt_log import sweep_logs
 from tracelake.worker.calls import QueryClient
@@ -47,7 +48,7 @@ from tracelake.worker.data_commit import DataCommitter
 from tracelake.worker.host.client import HostSpec
 from tracelake.worker.host.operator_pool import OperatorSupply
 from tracelake.worker.metrics import AttemptMetrics
-from tracelake.worker.secrets import RpcPools, SecretProvider
+from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.wrapper import Wrapper

@@ -25,12 +25,13 @@ from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
 from tracelake.leases.report import conclude
 from tracelake.settings import Secret
+from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
 from tracelake.worker.attempt_log import AttemptLog, Redaction
 from tracelake.worker.calls import Calls, Committer, QueryClient
 from tracelake.worker.host.operator_pool import ProcessKey, process_key
 from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.operator_session import AttemptProcess, OperatorSession, ProtocolViolation
-from tracelake.worker.secrets import JobPool, MissingSecret, RpcPools, SecretProvider
+from tracelake.worker.rpc_pools import JobPool, RpcPools
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
 from tracelake.worker.staging import AttemptObjects

@@ -17,10 +17,11 @@ from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import Heartbeats, HeldTask, Stop
 from tracelake.leases.report import HeldTaskReporter
 from tracelake.queue.base import Queue
+from tracelake.tokens.named_secrets import SecretProvider
 from tracelake.worker.attempt import AttemptRunner, Operators
 from tracelake.worker.calls import Committer, QueryClient
 from tracelake.worker.metrics import AttemptMetrics
-from tracelake.worker.secrets import RpcPools, SecretProvider
+from tracelake.worker.rpc_pools import RpcPools
 from tracelake.worker.settings import WorkerSettings
 from tracelake.worker.spark.engine import SparkEngine
 

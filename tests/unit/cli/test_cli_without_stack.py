@@ -31,6 +31,11 @@ NEEDS_A_STACK: dict[str, tuple[str, ...]] = {
     "datasets": (),
     "datasets gaps": ("blocks",),
     "datasets show": ("a/b/c",),
+    "deliveries list": (),
+    "deliveries pause": ("a/b",),
+    "deliveries replay": ("a/b",),
+    "deliveries resume": ("a/b",),
+    "deliveries show": ("a/b",),
     "deploy": ("FILE",),
     "explain": ("blocks:0-9",),
     "outbox failed": (),
@@ -51,7 +56,7 @@ NEEDS_NONE = {
     *("database install", "database restored", "database rotate", "rpc status", "schema"),
 }
 """They start something, or look at what is on this machine."""
-SERVES_ONE = {"query-service", "sink", "worker"}
+SERVES_ONE = {"delivery", "query-service", "sink", "worker"}
 """They are given a stack by other options than people are; tests of their own see to them."""
 
 

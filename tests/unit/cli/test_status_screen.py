@@ -13,6 +13,7 @@ from tracelake.cli import status
 from tracelake.cli.main import app
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferPage, BufferSummary
+from tracelake.contracts.deliveries import DeliveryPage
 from tracelake.contracts.pressure import HeldJob, PressureReport
 from tracelake.contracts.user_api import (
     ChainPage,
@@ -134,6 +135,9 @@ class Stack:
 
     def buffers(self) -> BufferPage:
         return BufferPage([buffer(0, 0), buffer(1, 1), buffer(2, 1200, published=False)])
+
+    def deliveries(self) -> DeliveryPage:
+        return DeliveryPage([])
 
     def failed_deliveries(self, **_: object) -> FailedDeliveries:
         return FailedDeliveries([])

@@ -8,7 +8,7 @@ from tracelake.domain.standard_webhooks import (
     WEBHOOK_ID,
     WEBHOOK_SIGNATURE,
     WEBHOOK_TIMESTAMP,
-    Verdict,
+    SignatureVerdict,
     decode_secret,
     encode_secret,
     sign,
@@ -26,7 +26,7 @@ KEY = decode_secret(SECRET)
 OTHER = bytes(range(32))
 
 
-def judge(**changed: object) -> Verdict:
+def judge(**changed: object) -> SignatureVerdict:
     given = {"message_id": ID, "timestamp": str(TIME), "signature": SIGNATURE, "body": BODY, "now": TIME}
     keys = changed.pop("keys", [KEY])
     return verify(keys, **{**given, **changed})  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def judge(**changed: object) -> Verdict:
 
 def test_the_specifications_vector_is_reproduced_and_verifies() -> None:
     assert sign(KEY, ID, TIME, BODY) == SIGNATURE
-    assert judge() is Verdict.VALID
+    assert judge() is SignatureVerdict.VALID
     assert decode_secret(SECRET.removeprefix("whsec_")) == KEY
     assert decode_secret(encode_secret(KEY)) == KEY
 
@@ -42,8 +42,8 @@ def test_the_specifications_vector_is_reproduced_and_verifies() -> None:
 def test_a_key_is_rotated_from_either_side_without_a_gap() -> None:
     headers = signed_headers([OTHER, KEY], ID, TIME, BODY)
     assert (headers[WEBHOOK_ID], headers[WEBHOOK_TIMESTAMP]) == (ID, str(TIME))
-    assert judge(signature=headers[WEBHOOK_SIGNATURE]) is Verdict.VALID
-    assert judge(keys=[OTHER, KEY]) is Verdict.VALID
+    assert judge(signature=headers[WEBHOOK_SIGNATURE]) is SignatureVerdict.VALID
+    assert judge(keys=[OTHER, KEY]) is SignatureVerdict.VALID
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_key_is_rotated_from_either_side_without_a_gap() -> None:
     ],
 )
 def test_any_change_makes_a_signature_wrong(changed: dict[str, object]) -> None:
-    assert judge(**changed) is Verdict.WRONG_SIGNATURE
+    assert judge(**changed) is SignatureVerdict.WRONG_SIGNATURE
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_any_change_makes_a_signature_wrong(changed: dict[str, object]) -> None:
     ],
 )
 def test_headers_that_are_none_of_the_scheme_are_malformed(changed: dict[str, object]) -> None:
-    assert judge(**changed) is Verdict.MALFORMED
+    assert judge(**changed) is SignatureVerdict.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_headers_that_are_none_of_the_scheme_are_malformed(changed: dict[str, ob
 def test_a_message_is_stale_five_minutes_from_its_time(now: int, verdict: str) -> None:
     assert judge(now=TIME + now) == verdict
     # What isn't authentic is told apart first: a forger learns nothing about the clock.
-    assert judge(now=TIME + now, keys=[OTHER]) is Verdict.WRONG_SIGNATURE
+    assert judge(now=TIME + now, keys=[OTHER]) is SignatureVerdict.WRONG_SIGNATURE
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_not base64", "whsec_YWJj", "é", "A" * 400])

@@ -14,7 +14,7 @@ from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.evm.rpc.config import load_pools, parse_address, parse_pools, pool_of
 from tracelake.operators.context import missing_pool
 from tracelake.worker.attempt_log import Redaction
-from tracelake.worker.secrets import RpcPools
+from tracelake.worker.rpc_pools import RpcPools
 
 WHOLE = """
 [pools.main]

@@ -15,11 +15,11 @@ from tracelake.domain.errors import Unavailable
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
 from tracelake.settings import Secret
+from tracelake.tokens.named_secrets import SecretProvider
 from tracelake.worker.attempt import AttemptRunner
 from tracelake.worker.host.operator_pool import ProcessKey
 from tracelake.worker.host.operator_process import OperatorGone
 from tracelake.worker.operator_session import AttemptProcess
-from tracelake.worker.secrets import SecretProvider
 from tracelake.worker.settings import WorkerSettings
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelake.worker.secrets import RpcPools
+from tracelake.worker.rpc_pools import RpcPools
 
 CONFIG = {"rpc_pool": "main"}
 

@@ -17,6 +17,7 @@ from tracelake.dispatcher.api.authenticators import (
 from tracelake.dispatcher.api.buffers import BUFFER_ROUTES, BUFFER_VIEWS
 from tracelake.dispatcher.api.dags import DAG_ROUTES, DAG_VERSION_VIEWS, JOB_ROUTES
 from tracelake.dispatcher.api.datasets import COVERAGE_VIEWS, DATASET_VIEWS, EXPLAIN_VIEWS
+from tracelake.dispatcher.api.deliveries import DELIVERY_ROUTES, DELIVERY_VIEWS
 from tracelake.dispatcher.api.functions import BUNDLE_ROUTES, INVOKER_ROUTES
 from tracelake.dispatcher.api.pressure import PRESSURE_VIEWS
 from tracelake.dispatcher.api.query_proxy import QUERY_ROUTES, QueryService
@@ -35,7 +36,14 @@ from tracelake.tokens.jose import PublicKeys
 from tracelake.tokens.opaque_tokens import WorkerTokens
 
 REQUEST_SECONDS = 30.0
-INTERNAL_ROUTES = (*WORKER_ROUTES, *INVOKER_ROUTES, *TASK_ROUTES, *BUFFER_ROUTES, *HEALTH_ROUTES)
+INTERNAL_ROUTES = (
+    *WORKER_ROUTES,
+    *INVOKER_ROUTES,
+    *TASK_ROUTES,
+    *BUFFER_ROUTES,
+    *DELIVERY_ROUTES,
+    *HEALTH_ROUTES,
+)
 USER_ROUTES = (
     *DAG_ROUTES,
     *DAG_VERSION_VIEWS,
@@ -44,6 +52,7 @@ USER_ROUTES = (
     *DATASET_VIEWS,
     *COVERAGE_VIEWS,
     *BUFFER_VIEWS,
+    *DELIVERY_VIEWS,
     *EXPLAIN_VIEWS,
     *JOB_ROUTES,
     *PRESSURE_VIEWS,

@@ -21,6 +21,7 @@ from tracelake.contracts.user_api import (
     FailedDeliveries,
     JobPaused,
     OutboxQuery,
+    PlannedDelivery,
     PlannedJob,
     PlannedName,
     PlanResponse,
@@ -100,6 +101,7 @@ def _planned(found: DeployPlan) -> PlanResponse:
         msgspec.convert(msgspec.to_builtins(found.jobs), list[PlannedJob]),
         msgspec.convert(msgspec.to_builtins(found.publish), list[PlannedName]),
         render(found),
+        msgspec.convert(msgspec.to_builtins(found.deliver), list[PlannedDelivery]),
     )
 
 

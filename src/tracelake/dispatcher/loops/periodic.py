@@ -20,6 +20,7 @@ from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.deliveries import collect_messages
 from tracelake.dispatcher.steps.upkeep import (
     begin_listening,
     reap_leases,
@@ -56,6 +57,7 @@ def periodic_loops(
             share=0.05,
         ),
         every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
+        every(settings.collect_seconds, "deliveries", lambda: collect_messages(ctx)),
         every(
             settings.observe_seconds,
             "observe",

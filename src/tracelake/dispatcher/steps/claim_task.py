@@ -24,6 +24,7 @@ from tracelake.dispatcher.steps import render_payload
 from tracelake.dispatcher.steps.buffered_datasets import sink_config
 from tracelake.dispatcher.steps.complete_task import wake_next
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.deliveries import delivery_config
 from tracelake.dispatcher.steps.render_payload import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskKind, TaskStatus, decide_claim
 from tracelake.store import invalidations, jobs, tasks
@@ -113,7 +114,7 @@ async def _claim(
                 epoch=attempt.epoch,
                 state=attempt.state,
                 written=await _written(tx, task),
-                config=await sink_config(ctx, tx, definition),
+                config=await sink_config(ctx, tx, definition) or await delivery_config(tx, definition),
             )
             results.append(
                 _Granted(definition.org_id, payload, lease_token, attempt.lease_expires_at, task.now)

@@ -24,6 +24,7 @@ from tracelake.contracts.bundles import BundleDetail
 from tracelake.contracts.user_api import DeployedBuffer
 from tracelake.dispatcher.steps.buffered_datasets import SINK_FINGERPRINT, sink_spec
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.deliveries import deploy_deliveries
 from tracelake.dispatcher.steps.route_events import create_updates
 from tracelake.domain.bundles import BundleListing, check_zip
 from tracelake.domain.dag.checks import Installation
@@ -147,6 +148,7 @@ class _Executor:
                 case ChangeKind.UNCHANGED | ChangeKind.REMOVED:
                     pass
         await self._publish()
+        await deploy_deliveries(self._ctx, self._tx, self._spec.name, self._spec.deliver, self._retire_jobs)
 
     async def _retire(self, leaving: list[JobChange]) -> None:
         """Queued tasks are canceled; running ones finish into their old version. A source would run forever, so it

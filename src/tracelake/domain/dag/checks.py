@@ -172,7 +172,7 @@ def _check_operator(draft: JobDraft, problems: Problems) -> None:
     if traits.platform:
         problems.add_unless_known(
             (*draft.path, "operator"),
-            f"{spec.operator} is the platform's own: it comes with every buffered dataset",
+            f"{spec.operator} is the platform's own: a deploy adds its jobs by itself",
         )
         return
     if traits.refuses_unknown:

@@ -200,7 +200,7 @@ def _read_inputs(fields: Fields) -> tuple[tuple[InputSpec, ...], tuple[Path, ...
     paths: list[Path] = []
     for entry in fields.items("inputs", {"from", "trigger", "where"}):
         source = _read_from(entry)
-        where = _read_where(entry)
+        where = read_where(entry)
         trigger = entry.boolean("trigger", True)
         if source is not None:
             inputs.append(InputSpec(source, trigger, where))
@@ -229,7 +229,7 @@ def read_job_output(origin: Fields) -> JobOutput | None:
     return JobOutput(job, output) if job is not None else None
 
 
-def _read_where(entry: Fields) -> Where | None:
+def read_where(entry: Fields) -> Where | None:
     node = entry.node("where")
     if node is None:
         return None

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from tracelake.domain.buffers import BufferSchema, additive_problems
+from tracelake.domain.dag.deliveries import refused_by
 from tracelake.domain.dag.model import (
     BufferedDataset,
     DagSpec,
@@ -164,6 +165,7 @@ def check_world(
         *_unpaired(new, after),
         *_by_position(new, after),
         *_not_added(new, kept),
+        *_undelivered(new, after),
     ]
     if found:
         raise InvalidDag([DagProblem(*locate(path), format_path(path), text) for path, text in found])
@@ -272,6 +274,21 @@ def _not_added(new: DagSpec, kept: Mapping[str, BufferSchema]) -> Iterator[tuple
         if isinstance(entry, BufferedDataset) and entry.name in kept:
             for path, message in additive_problems(kept[entry.name], BufferSchema.of(entry)):
                 yield ("publish", entry.name, "schema", *path), message
+
+
+def _undelivered(new: DagSpec, after: DagGraph) -> Iterator[tuple[Path, str]]:
+    """Deliveries of other DAGs' datasets that don't fit these, and of datasets that other DAGs would lose."""
+    published = {entry.name: entry for spec in after.dags.values() for entry in spec.publish}
+    for dag, spec in after.dags.items():
+        for index, delivery in enumerate(spec.deliver):
+            for field, message in refused_by(published, delivery):
+                if dag == new.name:
+                    yield ("deliver", index, *field), message
+                else:
+                    yield (
+                        ("publish", delivery.dataset),
+                        f"delivery {delivery.name} of DAG {dag} sends its rows: {message}",
+                    )
 
 
 def _storage(world: DagGraph, dag: str, edge: InputSpec) -> Storage | None:

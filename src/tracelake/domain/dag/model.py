@@ -151,10 +151,53 @@ class BufferedDataset(msgspec.Struct, frozen=True, tag="buffered"):
     unique: tuple[str, ...]
 
 
+class DeliveryTime(StrEnum):
+    """When a row is sent: as soon as it is committed, or once its block is final."""
+
+    INSTANT = "instant"
+    FINALIZED = "finalized"
+
+
+class WebhookTarget(msgspec.Struct, frozen=True, tag="webhook"):
+    """``signing_secret`` None: messages aren't signed."""
+
+    url_secret: str
+    signing_secret: str | None = None
+
+
+class SlackTarget(msgspec.Struct, frozen=True, tag="slack"):
+    url_secret: str
+
+
+class EmailTarget(msgspec.Struct, frozen=True, tag="email"):
+    """``smtp_secret`` names the server's address with its login."""
+
+    smtp_secret: str
+    sender: str
+    recipients: tuple[str, ...]
+
+
+DeliveryTarget = WebhookTarget | SlackTarget | EmailTarget
+
+
+class DeliverySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a buffered dataset that are sent to a receiver. ``key`` is a column: rows with one value of it are
+    sent in order; without it, those of one record."""
+
+    name: str
+    dataset: str
+    to: DeliveryTarget
+    where: Where | None = None
+    when: DeliveryTime = DeliveryTime.INSTANT
+    template: str | None = None
+    key: str | None = None
+
+
 class DagSpec(msgspec.Struct, frozen=True):
     name: str
     jobs: tuple[JobSpec, ...]
     publish: tuple[PublishedOutput | BufferedDataset, ...] = ()
+    deliver: tuple[DeliverySpec, ...] = ()
 
     def job(self, name: str) -> JobSpec | None:
         return next((job for job in self.jobs if job.name == name), None)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from tracelake.domain.dag.checks import Installation, check_graph, check_job, check_publish
+from tracelake.domain.dag.deliveries import check_deliveries, read_deliveries
 from tracelake.domain.dag.entries import (
     JOB_FIELDS,
     JOB_NAME,
@@ -38,7 +39,7 @@ from tracelake.domain.dag.problems import Map, Mark, Path, Problems, Scalar, Seq
 from tracelake.domain.dag.yaml_tree import read_tree
 from tracelake.domain.operators.catalog import CATALOG
 
-TOP_FIELDS = frozenset({"name", "defaults", "jobs", "publish"})
+TOP_FIELDS = frozenset({"name", "defaults", "jobs", "publish", "deliver"})
 DEFAULTS_FIELDS = SETTINGS_FIELDS | {"runtime"}
 MAX_JOBS = 1000
 #: Maximum number of characters of all ``where`` of a file: parsing takes a millisecond for a hundred of them.
@@ -55,6 +56,7 @@ def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
     name = top.string("name", pattern=JOB_NAME) or ""
     drafts = imply_inputs(_read_jobs(top))
     publish = read_publish(top)
+    deliver = read_deliveries(top)
     outputs = resolve_outputs(drafts)
     drafts = [
         JobDraft(d.path, msgspec.structs.replace(d.spec, outputs=o), d.outputs, d.input_paths)
@@ -64,9 +66,16 @@ def parse_dag(text: str | bytes, installation: Installation) -> DagSpec:
         check_job(draft, installation, problems)
     check_graph(name, drafts, publish, installation, problems)
     check_publish(name, drafts, publish, installation, problems)
+    elsewhere = {each for each, owner in installation.published_elsewhere.items() if owner != name}
+    check_deliveries(deliver, publish, elsewhere, problems)
     # Only now: a person sees all problems of a file at once.
     problems.raise_if_any()
-    return DagSpec(name, tuple(draft.spec for draft in drafts), tuple(draft.entry for draft in publish))
+    return DagSpec(
+        name,
+        tuple(draft.spec for draft in drafts),
+        tuple(draft.entry for draft in publish),
+        tuple(draft.spec for draft in deliver),
+    )
 
 
 def locator(text: str | bytes) -> Callable[[Path], Mark]:

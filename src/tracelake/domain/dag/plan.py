@@ -30,6 +30,7 @@ from tracelake.domain.dag.model import (
     BufferedDataset,
     DagSpec,
     DatasetName,
+    DeliverySpec,
     InputSpec,
     JobOutput,
     JobSpec,
@@ -106,17 +107,35 @@ class PublishChange(msgspec.Struct, frozen=True):
     because: tuple[str, ...] = ()
 
 
+class DeliveryKind(StrEnum):
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    UNCHANGED = "unchanged"
+
+
+class DeliveryChange(msgspec.Struct, frozen=True):
+    """A changed delivery goes on behind the rows that it has sent; with another dataset it begins anew."""
+
+    name: str
+    kind: DeliveryKind
+    because: tuple[str, ...] = ()
+
+
 class DeployPlan(msgspec.Struct, frozen=True):
     """Jobs upstream first, removed ones last; jobs of other DAGs only if the deploy changes them."""
 
     dag: str
     jobs: tuple[JobChange, ...]
     publish: tuple[PublishChange, ...]
+    deliver: tuple[DeliveryChange, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
-        return all(change.kind is ChangeKind.UNCHANGED for change in self.jobs) and all(
-            change.kind is PublishKind.UNCHANGED for change in self.publish
+        return (
+            all(change.kind is ChangeKind.UNCHANGED for change in self.jobs)
+            and all(change.kind is PublishKind.UNCHANGED for change in self.publish)
+            and all(change.kind is DeliveryKind.UNCHANGED for change in self.deliver)
         )
 
 
@@ -166,7 +185,9 @@ class _Planner:
             if dag == self._dag and self._after.job((dag, job.name)) is None
         ]
         kept = [change for change in changes if change.dag in reached]
-        return DeployPlan(self._dag, (*kept, *removed), self._publish_changes())
+        old = self._before.dags.get(self._dag)
+        deliver = _delivery_changes(old, self._after.dags[self._dag])
+        return DeployPlan(self._dag, (*kept, *removed), self._publish_changes(), deliver)
 
     def _change(self, key: JobKey) -> JobChange:
         job, old = self._after.job(key), self._before.job(key)
@@ -254,6 +275,25 @@ def _publish_change(
     else:
         kind = PublishKind.UNCHANGED if was == now else PublishKind.MOVED
     return PublishChange(name, kind, _means(was), _means(now), because)
+
+
+def _delivery_changes(old: DagSpec | None, new: DagSpec) -> tuple[DeliveryChange, ...]:
+    was = {each.name: each for each in old.deliver} if old is not None else {}
+    now = {each.name: each for each in new.deliver}
+    return tuple(_delivery_change(name, was.get(name), now.get(name)) for name in {**now, **was})
+
+
+def _delivery_change(name: str, was: DeliverySpec | None, now: DeliverySpec | None) -> DeliveryChange:
+    if was is None:
+        return DeliveryChange(name, DeliveryKind.ADDED)
+    if now is None:
+        return DeliveryChange(name, DeliveryKind.REMOVED, ("what it hasn't sent yet is dropped",))
+    fields: list[str] = []
+    for field in ("dataset", "when", "template", "key"):
+        fields += _changed(field, getattr(was, field), getattr(now, field))
+    fields += _changed("to", _plain(was.to), _plain(now.to))
+    fields += _changed("where", was.where and was.where.text, now.where and now.where.text)
+    return DeliveryChange(name, DeliveryKind.CHANGED if fields else DeliveryKind.UNCHANGED, tuple(fields))
 
 
 def _means(entry: PublishedOutput | BufferedDataset | None) -> str | None:
@@ -429,6 +469,14 @@ _PUBLISH_SIGNS = {
 }
 
 
+_DELIVERY_SIGNS = {
+    DeliveryKind.ADDED: "+",
+    DeliveryKind.CHANGED: "~",
+    DeliveryKind.REMOVED: "-",
+    DeliveryKind.UNCHANGED: " ",
+}
+
+
 def render(plan: DeployPlan) -> str:
     return "\n".join(_lines(plan)) + "\n"
 
@@ -449,6 +497,11 @@ def _lines(plan: DeployPlan) -> Iterator[str]:
         for entry in plan.publish:
             yield _publish_line(entry)
             yield from (f"      {reason}" for reason in entry.because)
+    if plan.deliver:
+        yield "Deliveries"
+        for delivery in plan.deliver:
+            yield f"  {_DELIVERY_SIGNS[delivery.kind]} {delivery.name}: {delivery.kind}"
+            yield from (f"      {reason}" for reason in delivery.because)
 
 
 def _job_lines(change: JobChange) -> Iterator[str]:

@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 
+from tracelake.domain.dag.deliveries import DELIVERY_NAME, MAX_DELIVERIES, SECRET_NAME
 from tracelake.domain.dag.entries import COLUMN_NAME, DATASET_NAME, JOB_NAME, MAX_OUTPUTS, WriteMode
 from tracelake.domain.dag.fields import MAX_COUNT, MAX_SECONDS, shown
 from tracelake.domain.dag.model import (
     Activation,
     BackpressureMode,
     ColumnType,
+    DeliveryTime,
     ExecutionStrategy,
     JobSettings,
     Priority,
@@ -62,6 +64,12 @@ def json_schema() -> JsonSchema:
                     "description": "Datasets under names that every DAG can read.",
                     "propertyNames": {"pattern": shown(DATASET_NAME)},
                     "additionalProperties": {"oneOf": [_published_output(), _buffered()]},
+                },
+                "deliver": {
+                    "type": ["array", "null"],
+                    "items": _delivery(),
+                    "maxItems": MAX_DELIVERIES,
+                    "description": "Rows of buffered datasets that are sent to people and machines.",
                 },
             },
             required=("name", "jobs"),
@@ -194,12 +202,30 @@ def _settings() -> dict[str, JsonSchema]:
     }
 
 
-def _input() -> JsonSchema:
+def _where() -> JsonSchema:
     scalar = {
         "type": ["string", "number", "boolean", "null"],
         "minimum": -sys.float_info.max,
         "maximum": sys.float_info.max,
     }
+    return {
+        "description": (
+            "Rows to read: a predicate like severity = 'critical', or a map of columns to values."
+        ),
+        "anyOf": [
+            {"type": ["string", "null"]},
+            {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": {
+                    "anyOf": [scalar, {"type": "array", "minItems": 1, "items": scalar}]
+                },
+            },
+        ],
+    }
+
+
+def _input() -> JsonSchema:
     return _object(
         "One input edge.",
         {
@@ -220,21 +246,7 @@ def _input() -> JsonSchema:
                 "description": "false: read the committed state without triggering tasks.",
                 "default": True,
             },
-            "where": {
-                "description": (
-                    "Rows to read: a predicate like severity = 'critical', or a map of columns to values."
-                ),
-                "anyOf": [
-                    {"type": ["string", "null"]},
-                    {
-                        "type": "object",
-                        "minProperties": 1,
-                        "additionalProperties": {
-                            "anyOf": [scalar, {"type": "array", "minItems": 1, "items": scalar}]
-                        },
-                    },
-                ],
-            },
+            "where": _where(),
         },
         required=("from",),
         nullable=False,
@@ -276,6 +288,68 @@ def _published_output() -> JsonSchema:
         "A job's output under a name.",
         {"from": _output_of("The output.")},
         required=("from",),
+        nullable=False,
+    )
+
+
+def _delivery() -> JsonSchema:
+    def secret(about: str) -> JsonSchema:
+        return {"type": "string", "pattern": shown(SECRET_NAME), "description": about}
+
+    webhook = _object(
+        "A POST of JSON, with the headers of Standard Webhooks.",
+        {
+            "url_secret": secret("Name of the secret with the address."),
+            "signing_secret": {
+                **secret("Name of the secret that messages are signed with."),
+                "type": ["string", "null"],
+            },
+        },
+        required=("url_secret",),
+        nullable=False,
+    )
+    slack = _object(
+        "A message in a channel.",
+        {"url_secret": secret("Name of the secret with the incoming webhook's address.")},
+        required=("url_secret",),
+        nullable=False,
+    )
+    email = _object(
+        "A mail.",
+        {
+            "smtp_secret": secret("Name of the secret with the mail server, smtps://user:password@host."),
+            "from": _text("Address of the sender."),
+            "to": _strings("Addresses of the recipients."),
+        },
+        required=("smtp_secret", "from", "to"),
+        nullable=False,
+    )
+    targets = {"webhook": webhook, "slack": slack, "email": email}
+    return _object(
+        "Sends the rows of one dataset to one receiver.",
+        {
+            "name": _name(DELIVERY_NAME, "Unique within the DAG."),
+            "from": _object(
+                "Source of the rows.",
+                {"dataset": _name(DATASET_NAME, "A buffered dataset of any DAG.")},
+                required=("dataset",),
+                nullable=False,
+            ),
+            "where": _where(),
+            "to": {
+                **_object("The receiver: exactly one.", targets, nullable=False),
+                "minProperties": 1,
+                "maxProperties": 1,
+            },
+            "when": _choice(
+                DeliveryTime,
+                "instant: when the row is committed; finalized: when its block is final.",
+                default=DeliveryTime.INSTANT,
+            ),
+            "template": _text("Text of a message: {{column}}, or {{column.key}} in JSON."),
+            "key": _text("A column: rows with the same value are sent in order."),
+        },
+        required=("name", "from", "to"),
         nullable=False,
     )
 

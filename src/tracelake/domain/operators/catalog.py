@@ -20,6 +20,7 @@ from tracelake.domain.operators import (
 )
 from tracelake.domain.operators.in_process import NOOP_SPEC, RANGE_AGGREGATOR, RANGE_SPLITTER
 from tracelake.domain.operators.spec import NoSettings, OperatorSpec
+from tracelake.domain.runtimes import DELIVERY as DELIVERY_RUNTIME
 from tracelake.domain.runtimes import SINK
 
 UDF = "udf"
@@ -36,6 +37,19 @@ _BUFFER_SINK_SPEC = OperatorSpec(
     storage=Storage.POSTGRES,
     storages=frozenset({Storage.POSTGRES}),
 )
+_DELIVERY_SPEC = OperatorSpec(
+    "delivery",
+    NoSettings,
+    about="Sends the rows of a [delivery](deliveries.md). A deploy adds its job by itself; no DAG names it.",
+    reads="a buffered dataset",
+    writes="nothing here: messages to a receiver",
+    runtimes=(DELIVERY_RUNTIME,),
+    activation=Activation.SOURCE,
+    platform=True,
+    outputs=(),
+    storage=Storage.NONE,
+    storages=frozenset({Storage.NONE}),
+)
 
 # In the order of the reference page: from the chain to tables, then the operators around them.
 CATALOG: Mapping[str, OperatorSpec[Any]] = {
@@ -51,10 +65,12 @@ CATALOG: Mapping[str, OperatorSpec[Any]] = {
         integrity_check.SPEC,
         NOOP_SPEC,
         _BUFFER_SINK_SPEC,
+        _DELIVERY_SPEC,
     )
 }
 NOOP = NOOP_SPEC.name
 BUFFER_SINK = _BUFFER_SINK_SPEC.name
+DELIVERY = _DELIVERY_SPEC.name
 IN_PROCESS_OPERATORS = tuple(sorted(spec.name for spec in CATALOG.values() if spec.in_process))
 
 

@@ -232,3 +232,10 @@ BEGIN
         RETURNING outbox_id INTO outbox;
     END IF;
 END $$;
+
+-- Wakes processes that follow the dataset. With the rights of its owner: PUBLIC may not notify.
+CREATE OR REPLACE FUNCTION tracelake.signal_rows(version uuid) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify('tracelake_rows', version::text);
+END $$;

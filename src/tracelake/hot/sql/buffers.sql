@@ -15,3 +15,7 @@ FROM tracelake.merge_buffer($1, $2, $3, $4, $5, $6::bigint[], $7::text[], $8::bi
 -- name: position
 -- The highest position of a dataset, 0 when nothing was ever written.
 SELECT coalesce((SELECT position FROM tracelake.buffer WHERE dataset_version = $1), 0)
+
+-- name: signal_rows
+-- For processes that follow the dataset: they needn't wait for their next look.
+SELECT tracelake.signal_rows($1)

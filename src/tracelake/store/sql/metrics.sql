@@ -15,3 +15,14 @@ SELECT count(*) AS given_up FROM outbox WHERE failed_at IS NOT NULL
 -- Dead letters per dataset.
 SELECT coalesce(d.published_name, d.dataset_uuid::text) AS dataset, count(*) AS kept
 FROM dead_letter l JOIN dataset d USING (dataset_uuid) GROUP BY 1
+
+-- name: deliveries
+-- What waits, was given up and was accepted, by delivery; reads the index of open messages.
+SELECT v.dag_name, v.name, v.sent, v.retracted, (v.failing_since IS NOT NULL)::int AS failing,
+       greatest(0, coalesce(dc.cursor, 0) - v.position) AS behind,
+       (SELECT count(*) FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'waiting') AS waiting,
+       (SELECT count(*) FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead') AS dead
+FROM delivery v
+LEFT JOIN dataset_version dv ON dv.dataset_uuid = v.dataset_uuid AND dv.is_current
+LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+WHERE v.active

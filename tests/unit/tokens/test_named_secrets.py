@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tracelake.domain.errors import TracelakeError
-from tracelake.worker.secrets import MissingSecret, SecretProvider
+from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
 
 
 def private(path: Path, content: str) -> Path:

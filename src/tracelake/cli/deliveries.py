@@ -1,0 +1,239 @@
+"""``tracelake deliveries``: what is sent to receivers, what waits, and what was given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelake.cli.show import cell, counted, print_fields, print_heading, print_json, print_table
+from tracelake.cli.stack import HIGHEST_ID, HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.domain.errors import Invalid
+
+if TYPE_CHECKING:
+    from tracelake.contracts.deliveries import DeliveryDetail, DeliveryPaused, DeliverySummary
+
+DeliveryArgument = Annotated[str, typer.Argument(help="The delivery, with its DAG.", metavar="DAG/DELIVERY")]
+MessagesArgument = Annotated[
+    list[int] | None, typer.Argument(min=1, max=HIGHEST_ID, help="Only these.", metavar="[ID]...")
+]
+
+deliveries_app = typer.Typer(help="Rows sent to webhooks, chat and mail.", no_args_is_help=True)
+
+
+@deliveries_app.command("list")
+def list_deliveries(
+    url: UrlOption = None, token: TokenOption = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """List deliveries: what each has sent, what waits, and since when it fails.
+
+    Examples:
+
+        tracelake deliveries list
+
+        tracelake deliveries list --json
+    """
+    with connect(url, token, home) as client:
+        page = client.deliveries()
+    if as_json:
+        print_json(page)
+    elif not page.deliveries:
+        typer.echo("no deliveries")
+    else:
+        print_deliveries(page.deliveries)
+
+
+@deliveries_app.command()
+def show(
+    name: DeliveryArgument,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only messages in this state: waiting, sent, dead, dropped, unchanged."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, max=1000, help="Maximum number of messages.")] = 20,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a delivery and its newest messages, with the answers of the receiver.
+
+    Examples:
+
+        tracelake deliveries show alerts/ops
+
+        tracelake deliveries show alerts/ops --state dead
+    """
+    dag, delivery = _parts(name)
+    with connect(url, token, home) as client:
+        found = client.delivery(dag, delivery, state=state, limit=limit)
+    print_json(found) if as_json else print_delivery(found)
+
+
+@deliveries_app.command()
+def replay(
+    name: DeliveryArgument,
+    ids: MessagesArgument = None,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send dead letters again, all of the delivery's or some, each with all its tries.
+
+    Examples:
+
+        tracelake deliveries replay alerts/ops
+
+        tracelake deliveries replay alerts/ops 17 18
+    """
+    dag, delivery = _parts(name)
+    with connect(url, token, home) as client:
+        done = client.replay_delivery(dag, delivery, ids or None)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(f"{counted(done.replayed, 'message')} wait again")
+
+
+@deliveries_app.command()
+def pause(
+    name: DeliveryArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send nothing until the delivery is resumed; rows wait.
+
+    Examples:
+
+        tracelake deliveries pause alerts/ops
+    """
+    dag, delivery = _parts(name)
+    with connect(url, token, home) as client:
+        _print_paused(name, client.pause_delivery(dag, delivery), as_json)
+
+
+@deliveries_app.command()
+def resume(
+    name: DeliveryArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on after a pause, or after the receiver answered 410 (gone).
+
+    Examples:
+
+        tracelake deliveries resume alerts/ops
+    """
+    dag, delivery = _parts(name)
+    with connect(url, token, home) as client:
+        _print_paused(name, client.resume_delivery(dag, delivery), as_json)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    dag, slash, delivery = name.partition("/")
+    if not slash or not dag or not delivery:
+        raise Invalid("InvalidName", f"a delivery is named DAG/DELIVERY, not {name!r}")
+    return dag, delivery
+
+
+def _print_paused(name: str, paused: DeliveryPaused, as_json: bool) -> None:
+    if as_json:
+        print_json(paused)
+    elif paused.paused_by:
+        typer.echo(f"{name} is paused ({', '.join(paused.paused_by)})")
+    else:
+        typer.echo(f"{name} goes on")
+
+
+def print_deliveries(deliveries: Sequence[DeliverySummary]) -> None:
+    print_table(
+        ("DELIVERY", "DATASET", "TO", "STATUS", "WAITING", "SENT", "RETRACTED", "DEAD", "LAST ERROR"),
+        [
+            (
+                f"{each.dag_name}/{each.name}",
+                each.dataset,
+                each.to,
+                each.status,
+                each.waiting,
+                each.sent,
+                each.retracted,
+                each.dead,
+                _error(each),
+            )
+            for each in deliveries
+        ],
+    )
+
+
+def print_delivery(delivery: DeliveryDetail) -> None:
+    print_fields(
+        [
+            ("delivery", f"{delivery.dag_name}/{delivery.name}"),
+            ("dataset", delivery.dataset),
+            ("where", delivery.where),
+            ("to", delivery.to),
+            ("when", delivery.when),
+            ("template", delivery.template),
+            ("key", delivery.key),
+            ("status", delivery.status),
+            ("paused by", ", ".join(delivery.paused_by) or None),
+            ("waiting", delivery.waiting),
+            ("oldest", None if delivery.oldest_seconds is None else f"{delivery.oldest_seconds:.0f} s"),
+            ("behind", delivery.behind or None),
+            ("sent", delivery.sent),
+            ("retracted", delivery.retracted),
+            ("dead letters", delivery.dead),
+            ("failing since", delivery.failing_since),
+            ("last error", delivery.last_error),
+            ("last sent", delivery.last_sent_at),
+            ("task", f"{delivery.task_id} {delivery.task_status}" if delivery.task_id else None),
+        ]
+    )
+    if delivery.messages:
+        print_heading("Messages")
+        print_table(
+            ("ID", "RECORD", "REVISION", "TYPE", "STATE", "TRIES", "ANSWER", "MADE", "NEXT TRY", "ERROR"),
+            [
+                (
+                    each.message_id,
+                    each.id,
+                    each.revision,
+                    each.kind,
+                    each.state,
+                    each.tries,
+                    each.status,
+                    each.created_at,
+                    each.next_try_at,
+                    each.error,
+                )
+                for each in delivery.messages
+            ],
+        )
+
+
+def print_troubled(deliveries: Sequence[DeliverySummary]) -> None:
+    """Those that need attention, each with the command to continue with."""
+    found = [each for each in deliveries if each.status in ("failing", "gone") or each.dead]
+    if not found:
+        return
+    print_heading("deliveries in trouble")
+    rows = []
+    for each in found:
+        name = f"{each.dag_name}/{each.name}"
+        action = {"gone": "resume", "failing": "show"}.get(each.status, "replay")
+        command = f"tracelake deliveries {action} {name}"
+        rows.append((name, each.status, each.waiting, each.dead, _error(each), command))
+    print_table(("DELIVERY", "STATUS", "WAITING", "DEAD", "ERROR", "NEXT"), rows, indent=2)
+
+
+def _error(delivery: DeliverySummary) -> str | None:
+    """The last error, while it matters."""
+    if delivery.last_error is None or (delivery.failing_since is None and not delivery.dead):
+        return None
+    return cell(delivery.last_error)

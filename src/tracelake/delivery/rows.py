@@ -1,0 +1,270 @@
+"""Rows of a buffered dataset as a delivery reads them: in the order of positions, as soon as they are committed.
+
+``RowReader`` reads by the role that can only read. ``RowSignals`` listens to the sink's announcements by one
+connection per process; a lost announcement costs time only, since every reader also looks now and then.
+``RowPlanner`` decides what becomes a message: it is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import structlog
+
+from tracelake.contracts.deliveries import MAX_MESSAGE_BYTES, DeliveryConfig, GoneRow, PlannedRow
+from tracelake.domain.backoff import Backoff
+from tracelake.domain.buffers import BLOCK_NUMBER
+from tracelake.domain.dag.model import DeliveryTime, SlackTarget, WebhookTarget
+from tracelake.domain.errors import Unavailable
+from tracelake.domain.template import TextTemplate, describe, parse_template, shown
+from tracelake.postgres.sessions import KEEPALIVES
+from tracelake.settings import Secret
+
+if TYPE_CHECKING:
+    import psycopg
+
+CHANNEL = "tracelake_rows"
+MAX_PORTION_BYTES = 2 * 1024 * 1024
+_PROBE_SECONDS = 15.0
+_RECONNECT_BACKOFF = Backoff(first=0.05, longest=2.0)
+_INTERRUPTIONS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_READ_SECONDS = 30
+StoredRow = Mapping[str, Any]
+
+_log = structlog.get_logger(__name__)
+
+
+class RowReader:
+    """One connection, opened when it is needed and again after an error."""
+
+    def __init__(self, dsn: Secret) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    async def after(self, dataset_version: UUID, position: int, limit: int) -> AsyncGenerator[StoredRow]:
+        """Rows behind the position; the caller may stop at any. ``Unavailable`` when they can't be read now."""
+        import psycopg
+        from psycopg import sql
+
+        query = sql.SQL("SELECT * FROM {} WHERE position > %s ORDER BY position LIMIT %s").format(
+            sql.Identifier("data", f"d_{dataset_version.hex}")
+        )
+        with self._errors():
+            connection = await self._open()
+            async with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+                try:
+                    async for row in cursor.stream(query, [position, limit]):
+                        yield row
+                except psycopg.errors.UndefinedTable:
+                    # The sink makes the table when it begins.
+                    return
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _open(self) -> psycopg.AsyncConnection[Any]:
+        import psycopg
+
+        if self._connection is None or self._connection.closed:
+            self._connection = await psycopg.AsyncConnection.connect(
+                self._dsn.reveal(),
+                autocommit=True,
+                connect_timeout=10,
+                application_name="tracelake-delivery",
+                options=f"-c statement_timeout={_READ_SECONDS}s -c timezone=UTC",
+            )
+        return self._connection
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        import psycopg
+
+        try:
+            yield
+        except (psycopg.Error, OSError) as error:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                # Not close(): a server that is gone wouldn't answer.
+                connection.pgconn.finish()
+            raise Unavailable("DataUnavailable", f"the data database failed: {error}") from error
+
+
+class RowSignals:
+    """Sets the events of those who follow a dataset."""
+
+    def __init__(self, dsn: Secret) -> None:
+        self._dsn = dsn
+        self._followers: dict[str, set[asyncio.Event]] = {}
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="row-signals")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def follow(self, dataset_version: UUID, event: asyncio.Event) -> Callable[[], None]:
+        """Returns what ends it."""
+        name = str(dataset_version)
+        self._followers.setdefault(name, set()).add(event)
+        return lambda: self._followers[name].discard(event)
+
+    async def _run(self) -> None:
+        reconnects = _RECONNECT_BACKOFF.counter()
+        while True:
+            try:
+                connection: asyncpg.Connection[Any] = await asyncpg.connect(
+                    self._dsn.reveal(),
+                    timeout=10,
+                    server_settings={**KEEPALIVES, "application_name": "tracelake-delivery-signals"},
+                )
+                try:
+                    await self._listen(connection)
+                    reconnects.succeeded()
+                    await self._probe(connection)
+                finally:
+                    # A close in order would wait for a server that may be gone.
+                    connection.terminate()
+            except _INTERRUPTIONS as error:
+                _log.warning("row_signals_interrupted", error=type(error).__name__)
+            await asyncio.sleep(reconnects.failed())
+
+    async def _listen(self, connection: asyncpg.Connection[Any]) -> None:
+        def receive(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            for event in self._followers.get(str(payload), ()):
+                event.set()
+
+        self._over.clear()
+        connection.add_termination_listener(lambda _connection: self._over.set())
+        await connection.add_listener(CHANNEL, receive)
+        # Announcements that were made while nobody listened are lost, so everyone looks once.
+        for events in self._followers.values():
+            for event in events:
+                event.set()
+
+    async def _probe(self, connection: asyncpg.Connection[Any]) -> None:
+        """A half-open connection receives nothing and reports nothing; a statement now and then detects it."""
+        while not connection.is_closed():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PROBE_SECONDS):
+                    await self._over.wait()
+            if not connection.is_closed():
+                await connection.execute("SELECT", timeout=_PROBE_SECONDS)
+
+
+@dataclass(slots=True)
+class RowPortion:
+    """What becomes of the rows up to a position. ``waits``: the next row isn't final yet."""
+
+    upto: int
+    rows: list[PlannedRow] = field(default_factory=list)
+    gone: list[GoneRow] = field(default_factory=list)
+    size: int = 0
+    count: int = 0
+    waits: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= MAX_PORTION_BYTES
+
+
+class RowPlanner:
+    """A delivery's definition, applied to one row after the other."""
+
+    def __init__(self, config: DeliveryConfig) -> None:
+        self._config = config
+        spec = config.spec
+        self._names = config.schema.names
+        self._keys = config.schema.unique
+        self._template: TextTemplate | None = parse_template(spec.template) if spec.template else None
+        self._describes = not isinstance(spec.to, WebhookTarget)
+        self._escape = escape_for_slack if isinstance(spec.to, SlackTarget) else str
+
+    def add(self, portion: RowPortion, row: StoredRow, finalized: Mapping[str, int]) -> bool:
+        """Whether the row could be planned; False when it, and all behind it, have to wait."""
+        if not self._is_final(row, finalized):
+            portion.waits = True
+            return False
+        values = {name: row[name] for name in self._names if name in row}
+        record = self._record_id(values)
+        spec = self._config.spec
+        holds = row["retracted_at"] is None and (spec.where is None or spec.where.matches(values))
+        if holds:
+            planned = self._planned(record, values, row)
+            portion.rows.append(planned)
+            portion.size += len(planned.data) + len(planned.text or "")
+        else:
+            portion.gone.append(GoneRow(record, row["revision"], row["made_at_revision"]))
+        portion.upto = row["position"]
+        portion.count += 1
+        return True
+
+    def _planned(self, record: str, values: dict[str, Any], row: StoredRow) -> PlannedRow:
+        data = msgspec.json.encode(_plain(values)).decode()
+        key = self._config.spec.key
+        order = record if key is None else f"{key}={shown(values.get(key))}"[:4000]
+        size, refused = len(data), None
+        if size > MAX_MESSAGE_BYTES:
+            data = ""
+            refused = f"the row has {size:,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"
+        return PlannedRow(
+            record,
+            row["revision"],
+            row["made_at_revision"],
+            order,
+            data,
+            row["written_at"],
+            self._text(values),
+            refused,
+        )
+
+    def _text(self, values: StoredRow) -> str | None:
+        if self._template is not None:
+            return self._template.render(values, self._escape).replace("\0", "")
+        return describe(values, self._config.spec.dataset, self._escape) if self._describes else None
+
+    def _record_id(self, values: StoredRow) -> str:
+        """The same for every revision of a record, and different in every delivery."""
+        key = [str(self._config.delivery_id), *(_key_value(values[name]) for name in self._keys)]
+        digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()
+        return f"rec_{digest[:32]}"
+
+    def _is_final(self, row: StoredRow, finalized: Mapping[str, int]) -> bool:
+        if self._config.spec.when is not DeliveryTime.FINALIZED:
+            return True
+        # A retraction is final by itself, and what it retracts can't have been sent.
+        if row["retracted_at"] is not None:
+            return True
+        block = row.get(BLOCK_NUMBER) if BLOCK_NUMBER in self._names else None
+        block = row["scope_end"] if block is None else block
+        # A producer without a chain upstream makes rows that no reorg can touch.
+        return block is None or row["producer"] not in finalized or block <= finalized[row["producer"]]
+
+
+def escape_for_slack(text: str) -> str:
+    """As Slack asks for: without these three, text can't become a link or call people."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _key_value(value: Any) -> str:
+    # 1 and 1.0 are one key in the database.
+    return str(value.normalize()) if isinstance(value, Decimal) else shown(value)
+
+
+def _plain(values: StoredRow) -> dict[str, Any]:
+    """Bytes as they are published: 0x and hex digits. Decimals, times and uuids are texts."""
+    return {name: f"0x{value.hex()}" if isinstance(value, bytes) else value for name, value in values.items()}

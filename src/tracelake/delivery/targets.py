@@ -1,0 +1,269 @@
+"""Receivers: a message becomes a POST or a mail, and the answer becomes what is recorded about the try.
+
+The message's id is the same for every try and for its record's retraction; ``Idempotency-Key`` and ``webhook-id``
+differ between the two, so that a receiver which drops repeats doesn't drop the retraction. Secrets are read for
+each try, so a rotated one needs no restart; they are in no error and no log.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime, parsedate_to_datetime
+from typing import Protocol, assert_never
+
+import msgspec
+
+from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, DeliveryMessage, TryVerdict
+from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
+from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
+from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
+from tracelake.domain import standard_webhooks
+from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
+from tracelake.settings import Secret
+from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
+
+TRY_SECONDS = 15.0
+MAX_RETRY_AFTER = 3600.0
+_GONE = 410
+_TOO_MANY = 429
+_UNAVAILABLE = 503
+#: A proxy answers these for a receiver that may have done its work.
+_DOUBTFUL = frozenset({408, 502, 504})
+_MAX_SUBJECT = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
+
+
+@dataclass(frozen=True, slots=True)
+class TryResult:
+    """``in_doubt``: the receiver may have it all the same. ``hold_seconds``: it wants nothing before then."""
+
+    result: TryVerdict
+    in_doubt: bool = False
+    status: int | None = None
+    error: str | None = None
+    hold_seconds: float = 0.0
+
+
+class NotConfigured(Exception):
+    """The delivery itself can't be used: no message is at fault, and none is tried."""
+
+
+class Receiver(Protocol):
+    def check(self) -> None:
+        """Raises ``NotConfigured``."""
+        ...
+
+    async def send(self, message: DeliveryMessage) -> TryResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """The connections that all receivers of a process share. ``seconds`` bounds each try."""
+
+    poster: HttpPoster
+    mailer: Mailer
+    secrets: SecretProvider
+    seconds: float = TRY_SECONDS
+
+
+def message_key(message: DeliveryMessage) -> str:
+    """The message's id for receivers that drop repeats."""
+    made = "" if message.made_at == message.revision else f"-{message.made_at}"
+    suffix = "_retracted" if message.kind == "retracted" else ""
+    return f"{message.record_id}_{message.revision}{made}{suffix}"
+
+
+def webhook_body(config: DeliveryConfig, message: DeliveryMessage) -> bytes:
+    body: dict[str, object] = {
+        "type": message.kind,
+        "id": message.record_id,
+        "revision": message.revision,
+        "timestamp": message.row_at,
+        "delivery": f"{config.dag_name}/{config.spec.name}",
+        "dataset": config.spec.dataset,
+        "data": msgspec.Raw(message.data.encode()),
+    }
+    if message.text is not None:
+        body["text"] = shown_text(message)
+    return msgspec.json.encode(body)
+
+
+def shown_text(message: DeliveryMessage) -> str:
+    return f"[retracted] {message.text}" if message.kind == "retracted" else message.text or ""
+
+
+class WebhookReceiver:
+    def __init__(self, config: DeliveryConfig, target: WebhookTarget, parts: TargetParts) -> None:
+        self._config = config
+        self._target = target
+        self._parts = parts
+
+    def check(self) -> None:
+        _url(self._parts, self._target.url_secret)
+        self._keys()
+
+    async def send(self, message: DeliveryMessage) -> TryResult:
+        body = webhook_body(self._config, message)
+        key = message_key(message)
+        now = int(time.time())
+        signed = {standard_webhooks.WEBHOOK_ID: key, standard_webhooks.WEBHOOK_TIMESTAMP: str(now)}
+        if keys := self._keys():
+            signed = standard_webhooks.signed_headers(keys, key, now, body)
+        return await _post(self._parts, self._target.url_secret, {"Idempotency-Key": key, **signed}, body)
+
+    def _keys(self) -> list[bytes]:
+        if self._target.signing_secret is None:
+            return []
+        text = _secret(self._parts, self._target.signing_secret).reveal()
+        try:
+            # Several while the receiver learns a new one.
+            keys = [standard_webhooks.decode_secret(each) for each in text.split()]
+        except ValueError as error:
+            raise NotConfigured(f"the secret {self._target.signing_secret} can't be used: {error}") from None
+        if not keys:
+            raise NotConfigured(f"the secret {self._target.signing_secret} is empty")
+        return keys
+
+
+class SlackReceiver:
+    def __init__(self, target: SlackTarget, parts: TargetParts) -> None:
+        self._target = target
+        self._parts = parts
+
+    def check(self) -> None:
+        _url(self._parts, self._target.url_secret)
+
+    async def send(self, message: DeliveryMessage) -> TryResult:
+        body = msgspec.json.encode({"text": shown_text(message)})
+        return await _post(
+            self._parts, self._target.url_secret, {"Idempotency-Key": message_key(message)}, body
+        )
+
+
+class EmailReceiver:
+    def __init__(self, config: DeliveryConfig, target: EmailTarget, parts: TargetParts) -> None:
+        self._config = config
+        self._target = target
+        self._parts = parts
+
+    def check(self) -> None:
+        self._server()
+
+    async def send(self, message: DeliveryMessage) -> TryResult:
+        mail = self._mail(message)
+        try:
+            await self._parts.mailer.send(
+                self._server(), self._target.sender, self._target.recipients, mail, self._parts.seconds
+            )
+        except MailRefused as error:
+            return TryResult("failed", status=error.code, error=_cut(str(error)))
+        except (Blocked, NotSent) as error:
+            return TryResult("failed", error=_cut(str(error)))
+        except TryUnanswered as error:
+            return TryResult("failed", in_doubt=True, error=_cut(str(error)))
+        return TryResult("sent", status=250)
+
+    def _server(self) -> MailServer:
+        name = self._target.smtp_secret
+        url = _secret(self._parts, name).reveal()
+        try:
+            return MailServer.parse(url, self._parts.poster.allowance)
+        except Blocked as error:
+            raise NotConfigured(f"the secret {name} can't be used: {error}") from None
+
+    def _mail(self, message: DeliveryMessage) -> bytes:
+        text = shown_text(message)
+        first = _CONTROL.sub(" ", text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
+        mail = EmailMessage(policy=SMTP)
+        mail["From"] = self._target.sender
+        mail["To"] = ", ".join(self._target.recipients)
+        mail["Subject"] = first or f"{self._config.spec.dataset}: {message.kind}"
+        mail["Date"] = format_datetime(datetime.now(UTC))
+        domain = self._target.sender.rpartition("@")[2]
+        mail["Message-ID"] = f"<{message_key(message)}@{domain}>"
+        if message.kind == "retracted":
+            mail["X-Tracelake-Retracts"] = message.record_id
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(f"{text}\n\n{self._config.dag_name}/{self._config.spec.name}\n")
+        return mail.as_bytes()
+
+
+def open_target(config: DeliveryConfig, parts: TargetParts) -> Receiver:
+    match config.spec.to:
+        case WebhookTarget() as target:
+            return WebhookReceiver(config, target, parts)
+        case SlackTarget() as target:
+            return SlackReceiver(target, parts)
+        case EmailTarget() as target:
+            return EmailReceiver(config, target, parts)
+        case other:
+            assert_never(other)
+
+
+async def _post(parts: TargetParts, url_secret: str, headers: Mapping[str, str], body: bytes) -> TryResult:
+    endpoint, path = _url(parts, url_secret)
+    sent = {"Content-Type": "application/json", "User-Agent": "tracelake", "Accept": "*/*", **headers}
+    try:
+        return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds))
+    except (Blocked, NotSent) as error:
+        return TryResult("failed", error=_cut(str(error)))
+    except TryUnanswered as error:
+        return TryResult("failed", in_doubt=True, error=_cut(str(error)))
+
+
+def judge_answer(answer: ReceiverAnswer) -> TryResult:
+    if 200 <= answer.status < 300:
+        return TryResult("sent", status=answer.status)
+    if 300 <= answer.status < 400:
+        return TryResult("failed", status=answer.status, error="it redirects, and no redirect is followed")
+    words = _CONTROL.sub(" ", answer.body[:200].decode("utf-8", "replace")).strip()
+    error = _cut(f"it answered {answer.status}{f': {words}' if words else ''}")
+    if answer.status == _GONE:
+        return TryResult("gone", status=answer.status, error=error)
+    hold = 0.0
+    if answer.status in (_TOO_MANY, _UNAVAILABLE):
+        hold = retry_after(answer.headers.get("retry-after", ""), datetime.now(UTC))
+    return TryResult(
+        "failed", in_doubt=answer.status in _DOUBTFUL, status=answer.status, error=error, hold_seconds=hold
+    )
+
+
+def retry_after(text: str, now: datetime) -> float:
+    """Seconds, from either form of the header; 0 without a usable one. An hour at most: then it is asked again."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:9]), MAX_RETRY_AFTER)
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return min(max((at - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
+
+
+def _url(parts: TargetParts, name: str) -> tuple[ReceiverEndpoint, str]:
+    url = _secret(parts, name).reveal().strip()
+    try:
+        return read_url(url, ("https", "http"), parts.poster.allowance)
+    except Blocked as error:
+        raise NotConfigured(f"the secret {name} can't be used: {error}") from None
+
+
+def _secret(parts: TargetParts, name: str) -> Secret:
+    try:
+        return parts.secrets.resolve([name])[name]
+    except MissingSecret:
+        raise NotConfigured(
+            f"the delivery process has no secret {name}: set TRACELAKE_SECRET_{name.upper()} for it, or add it to "
+            "TRACELAKE_SECRETS_FILE"
+        ) from None
+
+
+def _cut(text: str) -> str:
+    return text[:MAX_ERROR_CHARS]

@@ -1,0 +1,319 @@
+"""Rows reach their receiver once and in order, whatever the receiver answers and whichever process dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from tests.support.buffer_scene import open_buffer_scene
+from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept, delivery
+from tests.support.proxies import CuttingProxy
+from tracelake.delivery.addresses import Allowance
+from tracelake.delivery.delivery_task import Patience
+from tracelake.domain.backoff import Backoff
+from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
+from tracelake.embedded.postgres import Cluster
+
+SLOW = Patience(backoff=Backoff(3600, 3600), look_seconds=0.2, refresh_seconds=0.1)
+SHORT_LEASE = """UPDATE job SET heartbeat_timeout_seconds = 1, retry_base_seconds = 0
+                 WHERE operator = 'delivery'"""
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeliveryScene]:
+    with open_buffer_scene(cluster, tmp_path_factory.mktemp("deliveries")) as buffers:
+        scene = DeliveryScene(buffers, Receiver())
+        scene.deploy()
+        sink = buffers.sink("sink")
+        asyncio.run(sink.start())
+        yield scene
+        asyncio.run(sink.close())
+
+
+@pytest_asyncio.fixture
+async def scene(deployed: DeliveryScene) -> AsyncIterator[DeliveryScene]:
+    """With a receiver of its own; the deliveries of the test before are gone."""
+    deployed.deploy()
+    deployed.receiver = Receiver()
+    await deployed.receiver.open()
+    yield deployed
+    await deployed.receiver.close()
+    await deployed.buffers.close()
+
+
+async def test_a_row_is_posted_once_signed_and_with_its_key(scene: DeliveryScene) -> None:
+    scene.deploy(delivery(where="severity = 'critical'", template="{{severity}}: {{payload.msg}}"))
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering():
+        await publisher.publish(
+            {"key": "a", "severity": "critical", "note": "one", "payload": {"msg": "big"}},
+            {"key": "b", "severity": "info", "note": "two"},
+        )
+        await scene.until_received(1)
+        await scene.until_recorded(sent=1, waiting=0)
+    [received] = scene.receiver.received
+    body = received.json
+    assert (body["type"], body["text"], body["data"]["note"]) == ("row", "critical: big", "one")
+    assert (
+        verify(
+            [decode_secret(KEY)],
+            message_id=received.headers["webhook-id"],
+            timestamp=received.headers["webhook-timestamp"],
+            signature=received.headers["webhook-signature"],
+            body=received.body,
+            now=int(received.headers["webhook-timestamp"]),
+        )
+        is SignatureVerdict.VALID
+    )
+    assert received.headers["idempotency-key"] == received.headers["webhook-id"]
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
+    publisher = await scene.buffers.publisher()
+    await publisher.publish(*({"key": key, "note": key, **more} for key in keys))
+    await scene.buffers.until_has(*keys)
+
+
+async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    async with scene.delivering():
+        await published(scene, "r1", "r2")
+        await scene.until_recorded(sent=2)
+        await scene.retract("r1")
+        await scene.until_recorded(sent=2, retracted=1)
+    bodies = scene.receiver.bodies()
+    [taken_back] = [body for body in bodies if body["type"] == "retracted"]
+    [first] = [body for body in bodies if body["id"] == taken_back["id"] and body["type"] == "row"]
+    assert (taken_back["data"], first["data"]["note"]) == (first["data"], "r1")
+    keys = [each.headers["idempotency-key"] for each in scene.receiver.received]
+    assert len(set(keys)) == 3
+
+
+async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    scene.receiver.answer = lambda _: (500, {}, b"not now")
+    async with scene.delivering(patience=SLOW):
+        await published(scene, "n1")
+        await scene.until_received(1)
+        await scene.until("its failure", lambda: scene.show().failing_since is not None)
+        await scene.retract("n1")
+        await scene.until_recorded(waiting=0)
+        scene.receiver.answer = accept
+        await published(scene, "n2")
+        await scene.until_recorded(sent=1, retracted=0, waiting=0)
+    assert [body["data"]["note"] for body in scene.receiver.bodies()] == ["n1", "n2"]
+    assert {each.state for each in scene.show().messages} == {"dropped", "sent"}
+
+
+async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(delivery())
+    scene.receiver.answer = lambda _: (500, {}, b"<b>broken</b>")
+    async with scene.delivering():
+        await published(scene, "d1")
+        await scene.until_recorded(dead=1, waiting=0)
+        assert len(scene.receiver.received) == 12
+        assert len({each.headers["idempotency-key"] for each in scene.receiver.received}) == 1
+        [letter] = scene.show(state="dead").messages
+        assert (letter.tries, letter.status) == (12, 500)
+        assert "broken" in (letter.error or "")
+        scene.receiver.answer = accept
+        assert scene.buffers.site.client.replay_delivery("alerting", "ops").replayed == 1
+        await scene.until_recorded(dead=0, sent=1)
+    assert len({each.headers["idempotency-key"] for each in scene.receiver.received}) == 1
+
+
+async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    scene.receiver.answer = lambda _: (410, {}, b"")
+    async with scene.delivering():
+        await published(scene, "g1")
+        await scene.until("the pause", lambda: scene.show().status == "gone")
+        assert scene.show().paused_by == ["receiver_gone"]
+        await published(scene, "g2")
+        scene.receiver.answer = accept
+        assert scene.buffers.site.client.resume_delivery("alerting", "ops").paused_by == []
+        await scene.until_recorded(sent=2, waiting=0)
+
+
+async def test_retry_after_holds_back_the_whole_delivery(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    turns = iter([(429, {"Retry-After": "1"}, b"")])
+    times: list[float] = []
+
+    def slow_down(_: Received) -> Reply:
+        times.append(asyncio.get_running_loop().time())
+        return next(turns, (200, {}, b""))
+
+    scene.receiver.answer = slow_down
+    async with scene.delivering():
+        await published(scene, "t1")
+        await scene.until_received(1)
+        await published(scene, "t2")
+        await scene.until_recorded(sent=2)
+    # Never a limit on how long it took: only that nothing came too early.
+    assert min(times[1:]) - times[0] >= 0.99
+
+
+async def test_a_hang_a_flood_a_redirect_and_a_closed_connection_cost_one_try_each(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(delivery())
+    never = asyncio.Event()
+
+    async def hang() -> Reply:
+        await never.wait()
+        return accept(scene.receiver.received[0])
+
+    answers = iter(
+        [
+            lambda: hang(),
+            lambda: None,
+            lambda: (302, {"Location": "http://169.254.169.254/latest"}, b""),
+            lambda: (500, {}, b"x" * 10_000_000),
+            lambda: (200, {}, b"x" * 10_000_000),
+        ]
+    )
+    scene.receiver.answer = lambda _: next(answers)()
+    async with scene.delivering(try_seconds=1.0):
+        await published(scene, "h1")
+        await scene.until_recorded(sent=1, waiting=0)
+    [sent] = scene.show().messages
+    assert (sent.state, sent.tries) == ("sent", 5)
+
+
+async def test_messages_of_one_key_keep_their_order_and_hold_up_no_others(scene: DeliveryScene) -> None:
+    scene.deploy(delivery(key="severity"))
+    refused: list[str] = []
+
+    def refuse_first(received: Received) -> Reply:
+        note = received.json["data"]["note"]
+        if note == "k1" and len(refused) < 3:
+            refused.append(note)
+            return 500, {}, b""
+        return accept(received)
+
+    scene.receiver.answer = refuse_first
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering(in_flight=8):
+        await publisher.publish(
+            *({"key": note, "note": note, "severity": "one"} for note in ("k1", "k2", "k3")),
+            {"key": "k4", "note": "k4", "severity": "other"},
+        )
+        await scene.until_recorded(sent=4)
+    notes = [note for _, note in scene.receiver.notes()]
+    assert [note for note in notes if note != "k4"] == ["k1"] * 4 + ["k2", "k3"]
+    assert notes.index("k4") < notes.index("k2")
+
+
+async def test_a_missing_secret_is_shown_and_nothing_is_tried(scene: DeliveryScene) -> None:
+    scene.deploy(delivery(to={"webhook": {"url_secret": "NOT_THERE"}}))
+    async with scene.delivering():
+        await published(scene, "m1")
+        await scene.until("the reason", lambda: "NOT_THERE" in (scene.show().last_error or ""))
+    assert (scene.show().waiting, scene.receiver.received) == (1, [])
+
+
+async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    async with scene.delivering(
+        secrets={"TRACELAKE_SECRET_HOOK": f"https://127.0.0.1:{scene.receiver.port}/"}, allowance=Allowance()
+    ):
+        await published(scene, "i1")
+        await scene.until_recorded(dead=1)
+    assert scene.receiver.received == []
+
+
+async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_same_key(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(delivery())
+    await _execute(scene.buffers.site.databases.state_dsn, SHORT_LEASE)
+    answered = asyncio.Event()
+
+    async def late() -> Reply:
+        await answered.wait()
+        return 200, {}, b""
+
+    scene.receiver.answer = lambda _: late()
+    first = scene.process("killed")
+    try:
+        await first.start()
+        await published(scene, "x1")
+        await scene.until_received(1)
+        await first.kill()
+    finally:
+        await first.close()
+    answered.set()
+    async with scene.delivering():
+        await scene.until_recorded(sent=1, waiting=0)
+    keys = [each.headers["idempotency-key"] for each in scene.receiver.received]
+    assert len(keys) >= 2
+    assert len(set(keys)) == 1
+
+
+async def test_of_two_processes_one_sends_and_the_other_takes_over(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    async with scene.delivering() as stop, scene.delivering():
+        await published(scene, *(f"p{each}" for each in range(20)))
+        await scene.until_recorded(sent=20)
+        stop.set()
+        await published(scene, "p-last")
+        await scene.until_recorded(sent=21)
+    assert len(scene.receiver.received) == 21
+
+
+async def test_cut_off_from_the_data_database_it_goes_on_where_it_was(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    async with CuttingProxy(scene.reading_dsn) as proxy, scene.delivering(data_read_dsn=proxy.dsn):
+        await published(scene, "c1")
+        await scene.until_recorded(sent=1)
+        assert proxy.cut_all() > 0
+        await published(scene, "c2")
+        await scene.until_recorded(sent=2)
+    assert [note for _, note in scene.receiver.notes()] == ["c1", "c2"]
+
+
+async def test_while_the_dispatcher_restarts_nothing_is_lost(scene: DeliveryScene) -> None:
+    scene.deploy(delivery())
+    async with scene.delivering():
+        await published(scene, "s1")
+        await scene.until_recorded(sent=1)
+        replica = scene.buffers.site.replica
+        replica.stop()
+        await asyncio.sleep(0)
+        replica.resume()
+        await published(scene, "s2")
+        await scene.until_recorded(sent=2)
+    assert [note for _, note in scene.receiver.notes()] == ["s1", "s2"]
+
+
+async def test_a_changed_delivery_goes_on_and_a_removed_one_stops(scene: DeliveryScene) -> None:
+    scene.deploy(delivery(template="one {{note}}"))
+    async with scene.delivering():
+        await published(scene, "v1")
+        await scene.until_recorded(sent=1)
+        scene.deploy(delivery(template="two {{note}}"))
+        await scene.until("the new definition", lambda: scene.show().template == "two {{note}}")
+        await published(scene, "v2")
+        await scene.until_recorded(sent=2)
+        scene.deploy()
+        await published(scene, "v3")
+        scene.deploy(delivery(name="other"))
+        await published(scene, "v4")
+        await scene.until_recorded("other", sent=1)
+    assert [body["text"] for body in scene.receiver.bodies()[:1]] == ["one v1"]
+    assert [note for _, note in scene.receiver.notes()] == ["v1", "v2", "v4"]

@@ -1,0 +1,72 @@
+"""Templates of deliveries: values of a row in a text, and nothing that could run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from tracelake.delivery.rows import escape_for_slack
+from tracelake.domain.errors import Invalid
+from tracelake.domain.template import MAX_TEXT_CHARS, MAX_VALUE_CHARS, describe, parse_template
+
+ROW = {
+    "severity": "critical",
+    "payload": {"msg": "big", "hits": [{"n": 7}], "none": None, "__class__": "text"},
+    "amount": Decimal("1e3"),
+    "hash": b"\x00\xff",
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "ok": True,
+    "gone": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{severity}}: {{payload.msg}}", "critical: big"),
+        ("{{ payload.hits.0.n }}{{gone}}{{payload.none}}{{payload.hits.9.n}}{{severity.upper}}", "7"),
+        ("{{hash}} {{amount}} {{ok}} {{at}}", "0x00ff 1E+3 true 2026-01-01T00:00:00+00:00"),
+        ("{{payload.hits}}", '[{"n": 7}]'),
+        ("{{payload.__class__}} {{hash.hex}}", "text "),
+        ("} {single} }} {% if x %}", "} {single} }} {% if x %}"),
+        ("", ""),
+    ],
+)
+def test_placeholders_become_values(template: str, text: str) -> None:
+    assert parse_template(template).render(ROW) == text
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *(
+            "{{severity",
+            "{{}}",
+            "{{ }}",
+            "{{a b}}",
+            "{{a|upper}}",
+            "{{a()}}",
+            "{{a[0]}}",
+            "{{A}}",
+            "{{.a}}",
+            "{{a.}}",
+        ),
+        *("{{a.}}", "{{a..b}}", "{{{{a}}}}", "{{a" + ".b" * 11 + "}}", "{{x}}" * 101),
+    ],
+)
+def test_anything_else_is_refused_with_its_place(template: str) -> None:
+    with pytest.raises(Invalid, match="at character"):
+        parse_template(template)
+
+
+def test_size_is_bounded_and_values_are_escaped() -> None:
+    long = parse_template("{{severity}}" * 100).render({"severity": "x" * 10_000})
+    assert len(long) <= MAX_TEXT_CHARS + 1
+    assert len(parse_template("{{severity}}").render({"severity": "x" * 10_000})) == MAX_VALUE_CHARS + 1
+    shouted = parse_template("<b> {{severity}}").render(
+        {"severity": "<!channel> & <http://x|y>"}, escape_for_slack
+    )
+    assert shouted == "<b> &lt;!channel&gt; &amp; &lt;http://x|y&gt;"
+    assert describe({"a": 1, "b": None, "c": "<"}, "d", escape_for_slack) == "d: a=1, c=&lt;"
