@@ -3,7 +3,8 @@
 A chain becomes tables: its past as Parquet, in chunks, on Spark; its present in Postgres, block by block, and as
 Parquet once it is final. Transfers are decoded, a function raises alerts about large ones, and they are sent to a
 receiver. On the way the Spark worker and the Dispatcher are killed with SIGKILL, and the chain replaces its last
-blocks by others. The exit code is 0 only if everything that is stored and standing in the end is what the chain has.
+blocks by others. The exit code is 0 only if everything that is stored and standing in the end is what the chain
+has.
 """
 
 from __future__ import annotations
@@ -154,13 +155,13 @@ class Report:
                 "alerts delivered",
                 f"{len(receiver.alerts())}",
                 receiver.alerts() == standing and receiver.refused == 0,
-                "the receiver has those that stand, each with a valid signature",
+                "the same at their receiver",
             ),
             (
-                "alerts retracted there",
+                "retracted there",
                 f"{receiver.retracted}",
                 receiver.retracted > 0,
-                "messages of type retracted",
+                "by messages",
             ),
         ]
 

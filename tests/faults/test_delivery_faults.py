@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
 from tests.support.buffer_scene import open_buffer_scene
-from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept, delivery
+from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept
 from tests.support.proxies import CuttingProxy
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
@@ -38,6 +39,8 @@ def deployed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 async def scene(deployed: DeliveryScene) -> AsyncIterator[DeliveryScene]:
     """With a receiver of its own; the deliveries of the test before are gone."""
     deployed.deploy()
+    # A name of its own: counts outlive a removal.
+    deployed.name = f"ops-{uuid4().hex[:8]}"
     deployed.receiver = Receiver()
     await deployed.receiver.open()
     yield deployed
@@ -46,7 +49,7 @@ async def scene(deployed: DeliveryScene) -> AsyncIterator[DeliveryScene]:
 
 
 async def test_a_row_is_posted_once_signed_and_with_its_key(scene: DeliveryScene) -> None:
-    scene.deploy(delivery(where="severity = 'critical'", template="{{severity}}: {{payload.msg}}"))
+    scene.deploy(scene.delivery(where="severity = 'critical'", template="{{severity}}: {{payload.msg}}"))
     publisher = await scene.buffers.publisher()
     async with scene.delivering():
         await publisher.publish(
@@ -87,7 +90,7 @@ async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
 
 
 async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     async with scene.delivering():
         await published(scene, "r1", "r2")
         await scene.until_recorded(sent=2)
@@ -102,7 +105,7 @@ async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scen
 
 
 async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (500, {}, b"not now")
     async with scene.delivering(patience=SLOW):
         await published(scene, "n1")
@@ -120,7 +123,7 @@ async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: D
 async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(
     scene: DeliveryScene,
 ) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (500, {}, b"<b>broken</b>")
     async with scene.delivering():
         await published(scene, "d1")
@@ -131,13 +134,13 @@ async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dea
         assert (letter.tries, letter.status) == (12, 500)
         assert "broken" in (letter.error or "")
         scene.receiver.answer = accept
-        assert scene.buffers.site.client.replay_delivery("alerting", "ops").replayed == 1
+        assert scene.buffers.site.client.replay_delivery("alerting", scene.name).replayed == 1
         await scene.until_recorded(dead=0, sent=1)
     assert len({each.headers["idempotency-key"] for each in scene.receiver.received}) == 1
 
 
 async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (410, {}, b"")
     async with scene.delivering():
         await published(scene, "g1")
@@ -145,12 +148,12 @@ async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(sce
         assert scene.show().paused_by == ["receiver_gone"]
         await published(scene, "g2")
         scene.receiver.answer = accept
-        assert scene.buffers.site.client.resume_delivery("alerting", "ops").paused_by == []
+        assert scene.buffers.site.client.resume_delivery("alerting", scene.name).paused_by == []
         await scene.until_recorded(sent=2, waiting=0)
 
 
 async def test_retry_after_holds_back_the_whole_delivery(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     turns = iter([(429, {"Retry-After": "1"}, b"")])
     times: list[float] = []
 
@@ -171,7 +174,7 @@ async def test_retry_after_holds_back_the_whole_delivery(scene: DeliveryScene) -
 async def test_a_hang_a_flood_a_redirect_and_a_closed_connection_cost_one_try_each(
     scene: DeliveryScene,
 ) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     never = asyncio.Event()
 
     async def hang() -> Reply:
@@ -196,7 +199,7 @@ async def test_a_hang_a_flood_a_redirect_and_a_closed_connection_cost_one_try_ea
 
 
 async def test_messages_of_one_key_keep_their_order_and_hold_up_no_others(scene: DeliveryScene) -> None:
-    scene.deploy(delivery(key="severity"))
+    scene.deploy(scene.delivery(key="severity"))
     refused: list[str] = []
 
     def refuse_first(received: Received) -> Reply:
@@ -220,7 +223,7 @@ async def test_messages_of_one_key_keep_their_order_and_hold_up_no_others(scene:
 
 
 async def test_a_missing_secret_is_shown_and_nothing_is_tried(scene: DeliveryScene) -> None:
-    scene.deploy(delivery(to={"webhook": {"url_secret": "NOT_THERE"}}))
+    scene.deploy(scene.delivery(to={"webhook": {"url_secret": "NOT_THERE"}}))
     async with scene.delivering():
         await published(scene, "m1")
         await scene.until("the reason", lambda: "NOT_THERE" in (scene.show().last_error or ""))
@@ -228,7 +231,7 @@ async def test_a_missing_secret_is_shown_and_nothing_is_tried(scene: DeliverySce
 
 
 async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     async with scene.delivering(
         secrets={"TRACELAKE_SECRET_HOOK": f"https://127.0.0.1:{scene.receiver.port}/"}, allowance=Allowance()
     ):
@@ -240,7 +243,7 @@ async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: Deli
 async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_same_key(
     scene: DeliveryScene,
 ) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     await _execute(scene.buffers.site.databases.state_dsn, SHORT_LEASE)
     answered = asyncio.Event()
 
@@ -266,7 +269,7 @@ async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_sa
 
 
 async def test_of_two_processes_one_sends_and_the_other_takes_over(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     async with scene.delivering() as stop, scene.delivering():
         await published(scene, *(f"p{each}" for each in range(20)))
         await scene.until_recorded(sent=20)
@@ -277,7 +280,7 @@ async def test_of_two_processes_one_sends_and_the_other_takes_over(scene: Delive
 
 
 async def test_cut_off_from_the_data_database_it_goes_on_where_it_was(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     async with CuttingProxy(scene.reading_dsn) as proxy, scene.delivering(data_read_dsn=proxy.dsn):
         await published(scene, "c1")
         await scene.until_recorded(sent=1)
@@ -288,7 +291,7 @@ async def test_cut_off_from_the_data_database_it_goes_on_where_it_was(scene: Del
 
 
 async def test_while_the_dispatcher_restarts_nothing_is_lost(scene: DeliveryScene) -> None:
-    scene.deploy(delivery())
+    scene.deploy(scene.delivery())
     async with scene.delivering():
         await published(scene, "s1")
         await scene.until_recorded(sent=1)
@@ -302,17 +305,17 @@ async def test_while_the_dispatcher_restarts_nothing_is_lost(scene: DeliveryScen
 
 
 async def test_a_changed_delivery_goes_on_and_a_removed_one_stops(scene: DeliveryScene) -> None:
-    scene.deploy(delivery(template="one {{note}}"))
+    scene.deploy(scene.delivery(template="one {{note}}"))
     async with scene.delivering():
         await published(scene, "v1")
         await scene.until_recorded(sent=1)
-        scene.deploy(delivery(template="two {{note}}"))
+        scene.deploy(scene.delivery(template="two {{note}}"))
         await scene.until("the new definition", lambda: scene.show().template == "two {{note}}")
         await published(scene, "v2")
         await scene.until_recorded(sent=2)
         scene.deploy()
         await published(scene, "v3")
-        scene.deploy(delivery(name="other"))
+        scene.deploy(scene.delivery("other"))
         await published(scene, "v4")
         await scene.until_recorded("other", sent=1)
     assert [body["text"] for body in scene.receiver.bodies()[:1]] == ["one v1"]

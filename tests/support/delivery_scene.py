@@ -143,19 +143,19 @@ class DeliveryProcess(WorkerProcess):
         ]
 
 
-def delivery(name: str = "ops", **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "from": {"dataset": DATASET},
-        "to": {"webhook": {"url_secret": "HOOK", "signing_secret": "HOOK_KEY"}},
-        **more,
-    }
-
-
 @dataclass(slots=True)
 class DeliveryScene:
     buffers: BufferScene
     receiver: Receiver
+    name: str = "ops"
+
+    def delivery(self, name: str = "", **more: Any) -> dict[str, Any]:
+        return {
+            "name": name or self.name,
+            "from": {"dataset": DATASET},
+            "to": {"webhook": {"url_secret": "HOOK", "signing_secret": "HOOK_KEY"}},
+            **more,
+        }
 
     def deploy(self, *deliver: Mapping[str, Any]) -> None:
         job = {
@@ -230,8 +230,8 @@ class DeliveryScene:
             },
         )
 
-    def show(self, name: str = "ops", **query: Any) -> DeliveryDetail:
-        return self.buffers.site.client.delivery("alerting", name, **query)
+    def show(self, name: str = "", **query: Any) -> DeliveryDetail:
+        return self.buffers.site.client.delivery("alerting", name or self.name, **query)
 
     async def until(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = asyncio.get_running_loop().time() + PATIENCE
@@ -242,7 +242,7 @@ class DeliveryScene:
     async def until_received(self, count: int) -> None:
         await self.until(f"{count} messages", lambda: len(self.receiver.received) >= count)
 
-    async def until_recorded(self, name: str = "ops", **counts: int) -> None:
+    async def until_recorded(self, name: str = "", **counts: int) -> None:
         """Until the delivery's counts are these."""
 
         def same() -> bool:
