@@ -22,6 +22,7 @@ from tests.support.simulation.graph import Layout, Profile, closure
 from tests.support.simulation.run import Simulation
 from tests.support.simulation.scheduler import Odds
 from tracelake.dispatcher.steps import (
+    apply_backpressure,
     claim_task,
     commit_outputs,
     complete_task,
@@ -35,7 +36,7 @@ from tracelake.domain import task as task_module
 from tracelake.domain.dag.model import ExecutionStrategy
 from tracelake.domain.task import ClaimGate, HeartbeatVerdict, Outcome, TaskKind, TaskStatus
 from tracelake.postgres import sqlfiles
-from tracelake.store import datasets, invalidations, jobs, outbox, tasks
+from tracelake.store import datasets, invalidations, jobs, outbox, pressure, tasks
 from tracelake.store.datasets import Consumer
 from tracelake.store.db import DeployLock
 
@@ -52,11 +53,12 @@ class Bug:
     caps: dict[str, int] = field(default_factory=dict)
     odds: dict[str, Any] = field(default_factory=dict)
     without_revisions: bool = False
+    depths: dict[str, int] = field(default_factory=dict)
     first: int = 0
     """Where a seed that finds it was last seen: the search begins there."""
 
     def adjust(self, drawn: Profile) -> Profile:
-        layout = Layout(closure(frozenset(self.jobs)), self.caps, drawn.layout.tags)
+        layout = Layout(closure(frozenset(self.jobs)), self.caps, drawn.layout.tags, self.depths)
         calm = {
             "lost_reply": 0.0, "duplicate": 0.0, "queue_loss": False, "deploys": False, "pauses": False,
             "cancels": False, "reorganizes": False, "crash": 0.0, "zombie": 0.0, "fails": 0.0, "releases": 0.0,
@@ -217,6 +219,8 @@ async def no_repeats(*_: Any, **__: Any) -> dict[int, Any]:
 MANUAL = ("ingest",)
 CHAIN = ("derive", "compact")
 
+FULL = {"sum": 1, "ingest": 2}
+
 BUGS: dict[str, Bug] = {
     "claim: the job's row is not locked before counting": Bug(
         patch(claim_task, "_gates", no_cap_lock), MANUAL, {"batches": False}, {"ingest": 1}, {"stick": 0.0}
@@ -345,6 +349,30 @@ BUGS: dict[str, Bug] = {
     "deploy: nothing keeps routing out": Bug(
         patch(deploy_dag, "DeployLock", type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.NONE})),
         MANUAL, {"deploys": True, "people": 3}, {}, {"stick": 0.0, "starve": 0.03},
+    ),
+    "pressure: claims don't look": Bug(
+        query(tasks.SQL, "lock_tasks", "j.paused OR (t.bulk AND j.bulk_held) AS held", "false AS held"),
+        ("sum",), depths=FULL,
+    ),
+    "pressure: routing doesn't look": Bug(
+        query(tasks.SQL, "create_partition_tasks",
+              "j.paused OR (m.bulk AND j.bulk_held) OR (j.backlog AND NOT $6) AS held", "false AND $6 AS held"),
+        ("sum",), depths=FULL,
+    ),
+    "pressure: kept scopes are thrown away": Bug(
+        query(tasks.SQL, "create_partition_tasks", "WHERE held ORDER BY position", "WHERE held AND false"),
+        ("sum",), depths=FULL,
+    ),
+    "pressure: kept events never count": Bug(
+        patch(apply_backpressure, "_count_kept", nothing), ("sum",), depths=FULL
+    ),
+    "pressure: what was refused is not woken": Bug(
+        patch(pressure, "wake_released", nothing), ("sum",), depths=FULL
+    ),
+    "pressure: a hold doesn't wait for what is under way": Bug(
+        patch(apply_backpressure, "DeployLock",
+              type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.SHARED})),
+        ("sum",), {"people": 3}, {}, {"stick": 0.0, "starve": 0.03}, depths=FULL,
     ),
 }  # fmt: skip
 

@@ -184,7 +184,7 @@ UPDATE task SET stalled = true WHERE task_id = ANY($1::uuid[]) AND NOT stalled
 
 -- name: wake_parked
 -- The next tasks of jobs in which a slot came free: the oldest that found them full, bulk work behind
--- what comes up to so many seconds ($3) later. Each is woken for one slot
+-- what comes up to $3 seconds later. Each is woken for one slot
 -- only, even while its row is locked: the holder need not be about to claim or end it (a heartbeat of an attempt
 -- that is over isn't), and since this transaction holds the job's row it can't wait for the holder. A superfluous
 -- wake-up is harmless.
