@@ -55,8 +55,12 @@ def started(command: tuple[str, ...], folder: Path) -> Iterator[str]:
             time.sleep(0.05)
         yield found[1]
     finally:
-        process.kill()
-        process.wait()
+        # In order: an invoker that is killed while it tries its sandbox leaves the try behind.
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
