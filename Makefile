@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml | cksum | tr ' ' 
 
 .DEFAULT_GOAL := help
 .PHONY: bench help install demo test test-fast test-long check format graph simulate soak attack sbom lock dev clean \
-	bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts bench-pressure soak-pressure
+	bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts bench-delivery bench-pressure soak-pressure
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,7 +61,7 @@ attack: $(STAMP) ## Attack a running stack as operators, functions, SQL, DAGs an
 sbom: $(STAMP) ## Write the bill of materials, CycloneDX, to dist/tracelake.cdx.json
 	$(PY) -m scripts.bill_of_materials dist/tracelake.cdx.json
 
-bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts bench-pressure ## Run every benchmark
+bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts bench-delivery bench-pressure ## Run every benchmark
 
 bench-control: $(STAMP) ## Measure the control plane, one JSON line per workload (bench/README.md)
 	$(PY) -m bench.control
@@ -84,6 +84,9 @@ bench-sink: $(STAMP) ## Records from publish to committed, beside plain COPY; th
 
 bench-pressure: $(STAMP) ## How soon backpressure holds and releases, what it costs, and a graph of 1,000 jobs
 	$(PY) -m bench.pressure
+
+bench-delivery: $(STAMP) ## From a committed row to its receiver: how soon, and how many a second
+	$(PY) -m bench.delivery
 
 bench-alerts: $(STAMP) ## From a mined transfer to its alert, and from a reorg to its retraction
 	$(PY) -m bench.alerts

@@ -34,7 +34,7 @@ CONTRACT_FIELDS = {
     "pids",
 }
 STOP_SECONDS = 10
-PARTS = {"dispatcher", "postgres-state", "postgres-data", "query", "sink"}
+PARTS = {"delivery", "dispatcher", "postgres-state", "postgres-data", "query", "sink"}
 DAG = """
 name: kept
 jobs:

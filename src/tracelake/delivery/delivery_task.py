@@ -303,6 +303,8 @@ class DeliveryTask(PlatformTask):
             )
         )
         self._outgoing.drop(answer.dropped)
+        # Once for all of them: progress that isn't sent yet is only replaced.
+        self._show()
         started = set(answer.started)
         for message in starting:
             if message.message_id not in started:
@@ -325,7 +327,6 @@ class DeliveryTask(PlatformTask):
                 "failed", in_doubt=True, error=f"{type(error).__name__} in the delivery process"
             )
         self._outcomes.append(self._judge(message, result))
-        self._show()
         self._stirred.set()
 
     def _judge(self, message: DeliveryMessage, result: TryResult) -> TryOutcome:

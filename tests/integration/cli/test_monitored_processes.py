@@ -24,11 +24,13 @@ COMMANDS = {
     "worker": ("worker", "--runtime", "ecs_python", "--drain-seconds", "0"),
     "invoker": ("worker", "--runtime", "lambda", "--drain-seconds", "0"),
     "sink": ("sink", "--drain-seconds", "0"),
+    "delivery": ("delivery", "--drain-seconds", "0"),
 }
 OWN = {
     "worker": "tracelake_attempt_slots",
     "invoker": "tracelake_attempt_slots",
     "sink": "tracelake_process_info",
+    "delivery": "tracelake_process_info",
 }
 DSN = f"postgresql://someone:{SECRET}@{NOWHERE}/nothing"
 
@@ -42,6 +44,7 @@ def started(command: tuple[str, ...], folder: Path) -> Iterator[str]:
         "TRACELAKE_WORKER_TOKEN": SECRET,
         "TRACELAKE_QUEUE_DSN": DSN,
         "TRACELAKE_DATA_WRITE_DSN": DSN,
+        "TRACELAKE_DATA_READ_DSN": DSN,
     }
     output = folder / "output"
     arguments = [sys.executable, "-P", "-m", "tracelake", *command, "--home", str(folder / "home")]

@@ -495,6 +495,6 @@ def unix_sockets_are_closed(stack: AttackedStack) -> Verdict:
 def wrappers_can_not_be_dumped(stack: AttackedStack) -> Verdict:
     if os.geteuid() == 0:
         return held("root may look into everything")
-    pids = [pid for name, pid in stack.handle.pids.items() if name.startswith(("worker", "sink"))]
+    pids = [pid for name, pid in stack.handle.pids.items() if name.startswith(("worker", "sink", "delivery"))]
     found = [each for each in look_into(pids) if "environ" in each or "/mem" in each]
     return broken(f"reads {found}") if found else held("permission denied")
