@@ -27,6 +27,22 @@ class SourceKind(StrEnum):
     MANUAL = "manual"
 
 
+class CatchUp(StrEnum):
+    """What happens to the ticks of a cron source that an outage missed."""
+
+    LATEST = "latest"
+    ALL = "all"
+    NONE = "none"
+
+
+class Signature(StrEnum):
+    """How the caller of a webhook proves that it knows the secret."""
+
+    STANDARD = "standard"
+    GITHUB = "github"
+    BEARER = "bearer"
+
+
 class ExecutionStrategy(StrEnum):
     PER_UPDATE = "PerUpdate"
     PER_PARTITION = "PerPartition"
@@ -97,6 +113,21 @@ class UdfSpec(msgspec.Struct, frozen=True):
     entrypoint: str
 
 
+class CronSettings(msgspec.Struct, frozen=True, tag="cron"):
+    schedule: str
+    timezone: str = "UTC"
+    catch_up: CatchUp = CatchUp.LATEST
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, tag="webhook"):
+    signature: Signature = Signature.STANDARD
+
+
+SourceSettings = CronSettings | WebhookSettings
+"""When a source is activated, or by whom. No setting changes what a tick or a delivery makes, so a change keeps
+its dataset versions."""
+
+
 class JobSettings(msgspec.Struct, frozen=True):
     """How a job is run. No setting changes the job's rows, so a change keeps its dataset versions."""
 
@@ -119,6 +150,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     operator: str
     source_kind: SourceKind | None = None
+    source: SourceSettings | None = None
+    runs_code: bool = False
+    """A source of which each tick, delivery or trigger is a task. Without code it is an event on output 0."""
     inputs: tuple[InputSpec, ...] = ()
     outputs: tuple[OutputSpec, ...] = ()
     execution_strategy: ExecutionStrategy | None = None
@@ -128,6 +162,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     udf: UdfSpec | None = None
     settings: JobSettings = JobSettings()
+
+
+def is_requested(job: JobSpec) -> bool:
+    """Whether the job is a source that is activated from outside: by a tick, a delivery or a trigger."""
+    return job.source_kind not in (None, SourceKind.ALWAYS_ON)
 
 
 class PublishedOutput(msgspec.Struct, frozen=True, tag="output"):
