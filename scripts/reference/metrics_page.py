@@ -19,6 +19,7 @@ from tracelake.dispatcher.loops.deliver_outbox import BufferDelivery, OutboxDeli
 from tracelake.dispatcher.loops.invoke_functions import FunctionInvocations, InvocationSender
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, StepMetrics
 from tracelake.query.audit import QueryMetrics
+from tracelake.scheduler.app import SchedulerMetrics
 from tracelake.serving.metrics_port import process_registry
 from tracelake.serving.surface import HttpMetrics
 from tracelake.sink.metrics import SinkMetrics
@@ -57,6 +58,7 @@ EXPORTED: Mapping[str, Sequence[Fill]] = {
     ),
     "worker": (_attempts,),
     "sink": (SinkMetrics,),
+    "scheduler": (SchedulerMetrics,),
     "query": (_queries, _http),
 }
 """By part, as ``tracelake_process_info`` names it; an invoker is a worker of the runtime ``lambda``."""

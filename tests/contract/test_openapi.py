@@ -49,6 +49,8 @@ DAG = """
 name: driven
 jobs:
   - {{ name: src, activation: source, runtime: dispatcher, source: {{ kind: manual }}, outputs: 1 }}
+  - {{ name: clock, activation: source, source: {{ kind: cron, schedule: "0 3 * * *" }}, outputs: 1 }}
+  - {{ name: calls, activation: source, source: {{ kind: webhook }}, outputs: 1 }}
   - {{ name: always, activation: source, runtime: ecs_python, operator: noop, source: {{ kind: always_on }},
        outputs: [{{ name: rows, storage: postgres }}], update_strategy: replace }}
   - name: easy
@@ -98,6 +100,7 @@ TASK_SCOPED = (
     "/v1/task/heartbeat",
     "/v1/task/buffer-publish",
     "/v1/task/query",
+    "/v1/task/source-body",
 )
 
 

@@ -34,7 +34,7 @@ CONTRACT_FIELDS = {
     "pids",
 }
 STOP_SECONDS = 10
-PARTS = {"delivery", "dispatcher", "postgres-state", "postgres-data", "query", "sink"}
+PARTS = {"delivery", "dispatcher", "postgres-state", "postgres-data", "query", "scheduler", "sink"}
 DAG = """
 name: kept
 jobs:
@@ -159,7 +159,7 @@ def test_a_part_that_hangs_does_not_hold_up_the_stop(tmp_path: Path, start: Star
 def test_killed_parts_are_back_on_the_same_ports_and_it_is_said(tmp_path: Path, start: Start) -> None:
     stack = start(tmp_path / "home")
     before = stack.until_ready()
-    killed = ("dispatcher", "query", "sink")
+    killed = ("dispatcher", "query", "scheduler", "sink")
     for part in killed:
         os.kill(before.pids[part], signal.SIGKILL)
 

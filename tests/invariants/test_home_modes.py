@@ -116,7 +116,7 @@ def umask_of(command: TyperGroup, name: str, given: int) -> int:
     ("given", "kept"), [(0o000, 0o022), (0o002, 0o022), (0o022, 0o022), (0o027, 0o027), (0o077, 0o077)]
 )
 def test_a_service_makes_nothing_that_others_write_to(command: TyperGroup, given: int, kept: int) -> None:
-    services = ("dev", "dispatcher", "worker", "sink", "delivery", "query-service", "devchain")
+    services = ("dev", "dispatcher", "worker", "sink", "delivery", "scheduler", "query-service", "devchain")
     assert {umask_of(command, service, given) for service in services} == {kept}
 
 

@@ -43,7 +43,11 @@ CROSSINGS = [
     *(("domain", other) for other in PACKAGES if other != "domain"),
     *(("contracts", other) for other in PACKAGES if other not in {"contracts", "domain"}),
     *(("functions", other) for other in ("contracts", "domain", "settings")),
-    *((low, high) for low in ("worker", "operators", "query", "sink") for high in ("store", "dispatcher")),
+    *(
+        (low, high)
+        for low in ("worker", "operators", "query", "scheduler", "sink")
+        for high in ("store", "dispatcher")
+    ),
     ("operators", "worker"),
     ("store", "dispatcher"),
     *((low, high) for low in ("query", "tables") for high in ("operators", "worker")),

@@ -1,4 +1,4 @@
-"""Real Dispatchers, workers and sinks as child processes that a test may kill, stop, continue and start again.
+"""Real Dispatchers, workers, sinks and schedulers as child processes that a test kills, stops and starts again.
 
 A Dispatcher listens on free ports, which change with every start, and its loops run in fractions of a second,
 so that a test sees what takes minutes in production. Workers and sinks get the stack's addresses from their
@@ -271,5 +271,26 @@ class SinkProcess(WorkerProcess):
     def _argv(self) -> list[str]:
         return [
             *(sys.executable, "-m", "tracelake", "sink", "--home", str(self.home)),
+            *("--ready-file", str(self._ready_file), *self._options),
+        ]
+
+
+class SchedulerProcess(WorkerProcess):
+    """It is given the Dispatcher's address and a worker token, and looks often."""
+
+    def __init__(self, home: Path, *, internal_url: str, worker_token: str, name: str = "scheduler") -> None:
+        super().__init__(
+            home,
+            internal_url=internal_url,
+            worker_token=worker_token,
+            queue_dsn="",
+            object_root=home,
+            name=name,
+            options=("--poll-seconds", "0.1", "--scheduler-id", name),
+        )
+
+    def _argv(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "tracelake", "scheduler", "--home", str(self.home)),
             *("--ready-file", str(self._ready_file), *self._options),
         ]

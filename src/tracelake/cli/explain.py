@@ -50,6 +50,9 @@ _BECAUSE = {
     "invalidation": "to be made again after an invalidation",
     "deploy": "started by a deploy",
     "monitor": "started by the source monitor",
+    "cron": "for a tick of its schedule",
+    "webhook": "for a delivery to its webhook",
+    "manual": "for a trigger by a person or a program",
 }
 _RANGED = re.compile(r"(?P<name>[^:]+):(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracelake.cli.show import counted, print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.domain.block_range import MAX_BLOCK
+
+if TYPE_CHECKING:
+    from tracelake.contracts.dispatcher_api import TriggerResponse
 
 JobArgument = Annotated[str, typer.Argument(help="The job, as DAG/JOB.", metavar="DAG/JOB")]
 
@@ -28,7 +31,7 @@ def trigger(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send an event of a manual source: blocks are there, up to a cursor or in a range.
+    """Trigger a manual source: blocks are there, up to a cursor or in a range. One that runs code needs no blocks.
 
     Examples:
 
@@ -38,14 +41,21 @@ def trigger(
     """
     dag, name = job_name(job)
     given = tuple(value is not None for value in (cursor, start, end))
-    if given not in ((True, False, False), (False, True, True)):
+    if given not in ((True, False, False), (False, True, True), (False, False, False)):
         raise typer.BadParameter("give either --cursor, or both --start and --end")
     with connect(url, token, home) as client:
         done = client.trigger(dag, name, cursor=cursor, start=start, end=end)
     if as_json:
         print_json(done)
     else:
-        typer.echo(f"event {done.event_id}: {counted(done.tasks_created, 'task')} created")
+        typer.echo(triggered(job, done))
+
+
+def triggered(job: str, done: TriggerResponse) -> str:
+    if done.kept:
+        return f"kept until {job} is released"
+    event = "" if done.event_id is None else f"event {done.event_id}: "
+    return f"{event}{counted(done.tasks_created, 'task')} created"
 
 
 def pause(

@@ -34,14 +34,16 @@ from tracelake.cli.outbox import outbox_app
 from tracelake.cli.query import query
 from tracelake.cli.query_service import query_service
 from tracelake.cli.rpc import rpc_app
+from tracelake.cli.scheduler import scheduler
 from tracelake.cli.sink import sink
+from tracelake.cli.sources import sources_app
 from tracelake.cli.status import status
 from tracelake.cli.tasks import cancel, retry, task_app, tasks
 from tracelake.cli.verify import verify
 from tracelake.cli.worker import worker
 
 DEBUG = "--debug"
-_SERVICES = ("dev", "dispatcher", "worker", "sink", "delivery", "query-service", "devchain")
+_SERVICES = ("dev", "dispatcher", "worker", "sink", "delivery", "scheduler", "query-service", "devchain")
 
 app = typer.Typer(
     help="Tracelake: events in, leased tasks out, every output committed once.",
@@ -50,7 +52,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for title, commands in (
-    ("Run", (dev, dispatcher, worker, sink, delivery, query_service, doctor, logs, devchain)),
+    ("Run", (dev, dispatcher, worker, sink, delivery, scheduler, query_service, doctor, logs, devchain)),
     ("Work with DAGs", (init, deploy, plan, trigger, backfill, pause, resume, schema)),
     ("Look and act", (status, query, tasks, explain, verify, cancel, retry)),
 ):
@@ -64,6 +66,7 @@ for name, group in (
     ("outbox", outbox_app),
 ):
     app.add_typer(group, name=name, rich_help_panel="Look and act")
+app.add_typer(sources_app, name="sources", rich_help_panel="Work with DAGs")
 app.add_typer(keys_app, name="keys", rich_help_panel="Run")
 app.add_typer(database_app, name="database", rich_help_panel="Run")
 app.add_typer(rpc_app, name="rpc", rich_help_panel="Run")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from tracelake.cli.show import pairs, print_fields, print_heading, print_json, print_table, scope
+from tracelake.cli.show import cell, pairs, print_fields, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.domain.errors import Invalid, NotFound
 
@@ -136,6 +137,7 @@ def _print_detail(task: TaskDetail) -> None:
             ("job", f"{task.dag_name}/{task.job}"),
             ("operator", f"{task.operator} on {task.runtime}"),
             ("scope", scope(task.start, task.end)),
+            ("for", requested(task.cause) if task.kind == "request" else None),
             ("status", task.status),
             ("waits for", waiting.message if waiting else None),
             ("waits until", waiting.until if waiting else None),
@@ -153,6 +155,17 @@ def _print_detail(task: TaskDetail) -> None:
     )
     _print_history(task)
     _print_data(task)
+
+
+def requested(cause: Any) -> str:
+    """The tick, the delivery or the trigger that a source's task is for."""
+    kind, number = cause["kind"], cause["number"]
+    if kind == "cron":
+        return f"tick {number}, {cell(datetime.fromtimestamp(number, UTC))}"
+    if kind == "webhook":
+        return f"delivery {number}"
+    named = {name: cause[name] for name in ("cursor", "start", "end") if name in cause}
+    return ", ".join([f"trigger {number}", *(f"{name} {value}" for name, value in named.items())])
 
 
 def _shortened(state: object) -> str | None:

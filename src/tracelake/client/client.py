@@ -67,6 +67,7 @@ from tracelake.contracts.query_api import (
     QueryResponse,
     to_wire,
 )
+from tracelake.contracts.sources import DEFAULT_OVERLAP_SECONDS, SourcePage, SourceRan, WebhookSecret
 from tracelake.contracts.user_api import (
     ChainPage,
     DagPage,
@@ -348,6 +349,26 @@ class Client:
     def pressure(self) -> PressureReport:
         """What waits in jobs with thresholds, and which jobs are held because of them."""
         return self._get("/v1/pressure", PressureReport)
+
+    def sources(self) -> SourcePage:
+        """All active sources."""
+        found = self._get("/v1/sources", SourcePage, limit=1000)
+        while found.next is not None:
+            more = self._get("/v1/sources", SourcePage, limit=1000, after=found.next)
+            found = SourcePage(more.now, [*found.sources, *more.sources], more.next)
+        return found
+
+    def run_source(self, dag: str, job: str) -> SourceRan:
+        """Make a tick of a cron source now."""
+        return self._post(f"/v1/sources/{quote(dag, '')}/{quote(job, '')}/run", SourceRan)
+
+    def webhook_secret(
+        self, dag: str, job: str, *, rotate: bool = False, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
+    ) -> WebhookSecret:
+        """A webhook's secret, which is shown once; with ``rotate`` a new one, beside which the one before is
+        accepted for ``overlap_seconds``."""
+        body = {"rotate": rotate, "overlap_seconds": overlap_seconds}
+        return self._post(f"/v1/sources/{quote(dag, '')}/{quote(job, '')}/secret", WebhookSecret, body)
 
     def set_paused(self, dag: str, job: str, paused: bool) -> JobPaused:
         action = "pause" if paused else "resume"

@@ -172,12 +172,45 @@ class PayloadOutput(Struct, frozen=True):
     written: PayloadWritten | None = None
 
 
+class PayloadDelivery(Struct, frozen=True, omit_defaults=True):
+    """A webhook's call. ``number`` counts the source's deliveries; ``id`` is the sender's. ``body`` has text as it
+    came, ``body_base64`` anything else; a body of more than 32 KiB is in neither and is read by
+    ``GET /v1/task/source-body``."""
+
+    number: int
+    id: str
+    received_at: datetime
+    bytes: int
+    content_type: str | None = None
+    body: str | None = None
+    body_base64: str | None = None
+
+
+class PayloadRequest(Struct, frozen=True, omit_defaults=True):
+    """A person's trigger, with the blocks that it named. ``number`` counts the source's triggers."""
+
+    number: int
+    requested_at: datetime
+    cursor: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+class PayloadSource(Struct, frozen=True):
+    """Why a source's task runs: a ``tick`` in epoch seconds, a webhook's ``delivery`` or a manual ``request``."""
+
+    kind: Literal["cron", "webhook", "manual"]
+    tick: int | UnsetType = UNSET
+    delivery: PayloadDelivery | UnsetType = UNSET
+    request: PayloadRequest | UnsetType = UNSET
+
+
 class TaskPayload(Struct, frozen=True):
     """The task as a claim returns it and as a function is invoked with it.
 
     ``state`` was saved by an earlier attempt of the same task; it is null if none did, or if an input was
     invalidated since. ``idle_timeout_seconds`` is the minimum idle timeout of a worker after a task of this job; a
-    worker without an idle timeout ignores it.
+    worker without an idle timeout ignores it. ``source`` is set for a task of a cron, webhook or manual source.
     """
 
     task_id: UUID
@@ -197,6 +230,7 @@ class TaskPayload(Struct, frozen=True):
     udf: Any = None
     state: Any = None
     idle_timeout_seconds: int | None = None
+    source: PayloadSource | None = None
 
 
 NotClaimedReason = Literal["AlreadyRunning", "Completed", "Canceled", "NotFound", "Failed", "NotReady"]
@@ -436,5 +470,9 @@ class TriggerRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriggerResponse(Struct, frozen=True):
-    event_id: int
+    """``event_id`` is null when the source runs code, whose task sends the events, and when the trigger is ``kept``
+    until the source is released."""
+
+    event_id: int | None
     tasks_created: int
+    kept: bool = False

@@ -74,7 +74,8 @@ class Cause(Struct, frozen=True, kw_only=True):
 class ExplainedTask(Struct, frozen=True, kw_only=True):
     """A task of the chain with one attempt: the last one of the requested task; of the others, the attempt that
     sent the event. ``because`` is what created the task: an event's ``scope``, an ``update``, a ``cursor`` that a
-    join waited for, an ``invalidation``, the ``reconcile`` pass, a ``deploy`` or the source ``monitor``."""
+    join waited for, an ``invalidation``, the ``reconcile`` pass, a ``deploy``, the source
+    ``monitor``, or the kind of a source whose tick, delivery or trigger it is for."""
 
     task_id: UUID
     dag_name: str

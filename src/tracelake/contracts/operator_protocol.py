@@ -152,6 +152,10 @@ class ListFiles(Struct, frozen=True, tag="list_files"):
     margin: int = 0
 
 
+class ReadSourceBody(Struct, frozen=True, tag="source_body"):
+    """The body of the delivery that the task is for, answered as base64."""
+
+
 class StagedTable(Struct, frozen=True):
     """A staging table of this attempt and the number of rows loaded into it. A commit that finds another number is
     refused: the database crashed and emptied the table, or a load is still running."""
@@ -184,7 +188,7 @@ class CommitRows(Struct, frozen=True, kw_only=True, tag="commit_rows"):
     staged: list[StagedRows] = []
 
 
-Action = EmitEvents | PublishRecords | Query | SaveState | ListFiles | CommitRows
+Action = EmitEvents | PublishRecords | Query | SaveState | ListFiles | ReadSourceBody | CommitRows
 
 
 class Call(Struct, frozen=True, tag="call"):

@@ -99,6 +99,12 @@ class Addresses:
             "TRACELAKE_DATA_READ_DSN": self._private.data_read,
         }
 
+    def for_scheduler(self) -> dict[str, str]:
+        return {
+            "TRACELAKE_INTERNAL_URL": self.internal_url,
+            "TRACELAKE_WORKER_TOKEN": self.worker_token,
+        }
+
     def for_queries(self) -> dict[str, str]:
         return {
             **self._private.for_queries(),

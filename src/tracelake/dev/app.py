@@ -27,6 +27,7 @@ from tracelake.dev.parts import (
     dispatcher_spec,
     last_port,
     query_spec,
+    scheduler_spec,
     sink_spec,
     worker_name,
     worker_spec,
@@ -113,7 +114,10 @@ def _addresses(home: Home, options: DevOptions, ports: Ports) -> Addresses:
             data=ports.take_or_any("data database's", last_port(home.data_cluster)),
             metrics={
                 name: ports.take_or_any(f"{name}'s metrics", 0)
-                for name in (parts.QUERY, parts.SINK, parts.DELIVERY, *map(worker_name, options.workers))
+                for name in (
+                    *(parts.QUERY, parts.SINK, parts.DELIVERY, parts.SCHEDULER),
+                    *map(worker_name, options.workers),
+                )
             },
         ),
     )
@@ -166,6 +170,7 @@ class _Stack:
             home, addresses, databases=self._owned_databases, runtimes=options.runtimes
         )
         metrics = addresses.ports.metrics
+        scheduler = scheduler_spec(home, metrics[parts.SCHEDULER], environment=addresses.for_scheduler())
         workers = [
             worker_spec(
                 home,
@@ -183,7 +188,7 @@ class _Stack:
         return [
             [self._state, self._data],
             [self.query, ChildProcess(dispatcher)],
-            [ChildProcess(spec) for spec in (*platform, *workers)],
+            [ChildProcess(spec) for spec in (*platform, scheduler, *workers)],
         ]
 
     def needs(self) -> dict[str, frozenset[str]]:
@@ -194,6 +199,7 @@ class _Stack:
         others = [worker_name(runtime) for runtime in self._options.workers if runtime != ECS_SPARK]
         return {
             parts.DISPATCHER: frozenset({self._state.name}),
+            parts.SCHEDULER: frozenset({parts.DISPATCHER}),
             **dict.fromkeys([parts.SINK, parts.DELIVERY, *others], after_dispatcher),
         }
 

@@ -42,6 +42,7 @@ that, the databases ``POSTGRES_STOP_SECONDS``. Parts that hang are killed, so th
 stop."""
 WORKER_START_SECONDS = 120.0
 """Time for a Spark server to start on a cold machine."""
+SCHEDULER = "scheduler"
 SINK = "sink"
 DELIVERY = "delivery"
 PLATFORM_START_SECONDS = 60.0
@@ -286,6 +287,33 @@ def _platform_spec(home: Home, name: str, metrics: HeldPort, environment: Mappin
         log=home.logs / f"{name}.log",
         listens={METRICS: metrics},
         env=lambda: {**os.environ, **environment},
+        start_timeout=PLATFORM_START_SECONDS,
+        stop_timeout=TASK_STOP_SECONDS,
+    )
+
+
+def scheduler_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, str]) -> ChildSpec:
+    """``environment`` has the Dispatcher's address and a worker token."""
+    ready_file = home.folder / f"{SCHEDULER}.pid"
+
+    def argv() -> list[str]:
+        ready_file.unlink(missing_ok=True)
+        return [
+            *(sys.executable, "-P", "-m", "tracelake", "scheduler", "--home", str(home.folder)),
+            *("--ready-file", str(ready_file)),
+            *_metrics_options(metrics),
+        ]
+
+    # No address or login of anything else: it would have no use for them.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACELAKE_")}
+    return ChildSpec(
+        name=SCHEDULER,
+        argv=argv,
+        ready=lambda pid: is_ready(ready_file, pid),
+        folder=home.folder,
+        log=home.logs / f"{SCHEDULER}.log",
+        listens={METRICS: metrics},
+        env=lambda: {**inherited, **environment},
         start_timeout=PLATFORM_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )

@@ -43,7 +43,7 @@ from tracelake.dispatcher.loops.run_in_process import InProcessRuntime
 from tracelake.dispatcher.metrics import StepMetrics
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.dispatcher.settings import DispatcherSettings
-from tracelake.dispatcher.steps.context import Emissions, StepContext
+from tracelake.dispatcher.steps.context import Emissions, HookLimits, StepContext
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.pressure import PressureSettings
 from tracelake.postgres.sessions import close_pool
@@ -229,6 +229,7 @@ async def _steps(
                 emissions=Emissions(
                     events=settings.task_events, records=settings.task_records, size=settings.task_bytes
                 ),
+                hook_limits=HookLimits(settings.hook_rate, settings.hook_burst),
                 metrics=StepMetrics(registry),
                 pressure=PressureSettings(
                     settings.pressure_low_mark,

@@ -48,6 +48,12 @@ class StepMetrics:
             "tracelake_lease_expiries_total", "Attempts given up by the reaper.", registry=registry
         )
         self.events = Counter("tracelake_events_total", "Events by state.", ["state"], registry=registry)
+        self.source_requests = Counter(
+            "tracelake_source_requests_total",
+            "Ticks, deliveries and triggers by answer.",
+            ["kind", "answer"],
+            registry=registry,
+        )
         self.tasks_created = Counter("tracelake_tasks_created_total", "Tasks created.", registry=registry)
         self.rewoken = Counter(
             "tracelake_rewoken_total", "Wake-ups repeated by the sweep.", registry=registry

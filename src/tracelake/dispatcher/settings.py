@@ -38,6 +38,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "pressure_patience_seconds": (0.0, 86_400.0),
     "pressure_min_hold_seconds": (0.0, 86_400.0),
     "max_bulk_wait_seconds": (0.0, MAX_HEAD_START),
+    "hook_rate": (0.01, 100_000.0),
+    "hook_burst": (1.0, 1_000_000.0),
     "task_events": (1_000, 1_000_000_000),
     "task_records": (1_000, 1_000_000_000_000),
     "task_bytes": (2**20, 2**50),
@@ -52,7 +54,8 @@ class DispatcherSettings:
     passes queries on to. ``objects`` is the address of the object store. ``task_events``, ``task_records`` and
     ``task_bytes`` are how many events, and records for buffered datasets, one attempt may emit. ``operators`` has
     the maximum number of running tasks by operator, over all DAGs; None leaves those of the installation as they
-    are."""
+    are. ``hook_rate`` and
+    ``hook_burst`` are the deliveries that a webhook accepts per second, and at once."""
 
     state_dsn: Secret
     queue_dsn: Secret
@@ -80,6 +83,8 @@ class DispatcherSettings:
     max_bulk_wait_seconds: float = 600.0
     operators: Mapping[str, int] | None = None
     state_connections: int = 12
+    hook_rate: float = 20.0
+    hook_burst: float = 100.0
     task_events: int = MAX_TASK_EVENTS
     task_records: int = MAX_TASK_RECORDS
     task_bytes: int = MAX_TASK_BYTES

@@ -9,6 +9,7 @@
     ├── Conflict            409  a lost race or a stale fence; the caller's view is out of date
     ├── TooLarge            413
     ├── OverQuota           429  the caller has reached its quota, or there is no free slot
+    │   └── RateLimited     429  with Retry-After
     ├── HeadTooLarge        431
     ├── Invalid             422  a well-formed request that can't be fulfilled
     │   └── InvalidDag      422  with one entry per problem, each with line and field
@@ -87,6 +88,14 @@ class OverQuota(TracelakeError):
     """The caller has reached its quota."""
 
     status = 429
+
+
+class RateLimited(OverQuota):
+    """Too many calls for now; ``retry_after`` is in seconds."""
+
+    def __init__(self, reason: str, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(reason, message)
+        self.retry_after = retry_after
 
 
 class HeadTooLarge(TracelakeError):

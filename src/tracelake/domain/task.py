@@ -25,6 +25,8 @@ class TaskKind(StrEnum):
     PARTITION = "partition"
     CURSOR = "cursor"
     SOURCE = "source"
+    REQUEST = "request"
+    """One tick, delivery or trigger of a source that runs code."""
 
 
 class TaskStatus(StrEnum):

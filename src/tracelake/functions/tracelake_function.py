@@ -15,6 +15,7 @@ once another attempt has been claimed, every call raises ``TaskError`` with stat
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -56,6 +57,7 @@ class Task:
         self.config: Mapping[str, Any] = event.get("config") or {}
         self.inputs: list[Mapping[str, Any]] = event["inputs"]
         self.outputs: list[Mapping[str, Any]] = event["outputs"]
+        self.source: Mapping[str, Any] | None = event.get("source")
         self._lease_token: str = event["lease_token"]
         self._token: str = event["capability_token"]
         self._url = (url or os.environ["TRACE_DISPATCHER_URL"]).rstrip("/")
@@ -87,6 +89,18 @@ class Task:
     @property
     def upto(self) -> int:
         return self.scope["upto"]
+
+    def source_body(self) -> bytes:
+        """The body of the webhook's delivery that the task is for, as it came, whatever its size."""
+        delivery = (self.source or {}).get("delivery")
+        if delivery is None:
+            raise TaskError(404, "NoDelivery", "the task isn't for a delivery of a webhook")
+        if delivery.get("body") is not None:
+            text: str = delivery["body"]
+            return text.encode()
+        if delivery.get("body_base64") is not None:
+            return base64.b64decode(delivery["body_base64"])
+        return self._get("source-body", _TIMEOUT_SECONDS)
 
     def emit(
         self,
@@ -162,19 +176,21 @@ class Task:
 
     def exported(self, query_id: str) -> bytes:
         """The Parquet file of a query with ``export``, for as long as this attempt lasts."""
+        return self._get(f"exports?query_id={query_id}", _QUERY_SECONDS)
+
+    def _get(self, name: str, seconds: float) -> bytes:
         request = urllib.request.Request(  # the address is the platform's own
-            f"{self._url}/v1/task/exports?query_id={query_id}",
-            headers={"X-Trace-Task-Capability": self._token},
+            f"{self._url}/v1/task/{name}", headers={"X-Trace-Task-Capability": self._token}
         )
         try:
-            with self._opener.open(request, timeout=_QUERY_SECONDS) as answer:
+            with self._opener.open(request, timeout=seconds) as answer:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as refused:
             with refused:
                 raise _refusal(refused.code, refused.read()) from None
         except OSError as lost:
-            raise TaskError(503, "Unreachable", f"/v1/task/exports: {lost}") from None
+            raise TaskError(503, "Unreachable", f"/v1/task/{name}: {lost}") from None
 
     def publish(
         self, dataset: str, records: Iterable[Mapping[str, Any]], schema_hash: str | None = None

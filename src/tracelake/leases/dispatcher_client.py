@@ -82,6 +82,17 @@ from tracelake.contracts.dispatcher_api import (
 )
 from tracelake.contracts.headers import CAPABILITY_HEADER, WORKER_HEADER
 from tracelake.contracts.problem import ReceivedProblem, read_problem
+from tracelake.contracts.sources import (
+    SCHEDULES_PATH,
+    SOURCE_BODY_PATH,
+    TICKS_PATH,
+    SchedulesRequest,
+    SchedulesResponse,
+    TickIn,
+    TickOut,
+    TicksRequest,
+    TicksResponse,
+)
 from tracelake.domain import errors
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import TracelakeError, Unavailable
@@ -189,6 +200,12 @@ class DispatcherClient:
         path = f"{TASK_INPUTS_PATH}?{urlencode(query)}"
         return await self._call("GET", path, TaskInputsResponse, until=until)
 
+    async def source_body(self, task_id: UUID, *, until: float | None = None) -> bytes:
+        """The body of the delivery that a task is for, as it came."""
+        path = f"{SOURCE_BODY_PATH}?task_id={task_id}"
+        attempt = partial(self._try, "GET", path, None, _TRY_SECONDS, None)
+        return (await self._until_answered(path, attempt, _is_outage, until=until)).body
+
     async def publish(
         self, body: Mapping[str, Any], capability_token: Secret, *, until: float | None = None
     ) -> Any:
@@ -217,6 +234,15 @@ class DispatcherClient:
 
     async def report_delivery(self, request: DeliveryReport) -> DeliveryReported:
         return await self._call("POST", REPORT_PATH, DeliveryReported, msgspec.json.encode(request))
+
+    async def schedules(self, scheduler_id: str, *, release: bool = False) -> SchedulesResponse:
+        body = msgspec.json.encode(SchedulesRequest(scheduler_id, release))
+        return await self._call("POST", SCHEDULES_PATH, SchedulesResponse, body)
+
+    async def send_ticks(self, ticks: Sequence[TickIn]) -> list[TickOut]:
+        """One answer per tick, in order."""
+        body = msgspec.json.encode(TicksRequest(list(ticks)))
+        return (await self._call("POST", TICKS_PATH, TicksResponse, body)).ticks
 
     async def register_invoker(self, url: str, concurrency: int) -> None:
         """To be repeated every ``REGISTER_SECONDS``; ``concurrency`` of 0 unregisters."""

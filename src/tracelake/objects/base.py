@@ -243,6 +243,11 @@ def batch_location(root: ObjectPrefix, dataset_uuid: UUID, batch_id: UUID) -> Ob
     return ObjectLocation(root.scheme, root.bucket, f"{root.path}buffer/{dataset_uuid}/{batch_id}.json")
 
 
+def delivery_location(root: ObjectPrefix, object_id: UUID) -> ObjectLocation:
+    """The location of a delivery's body that is too large for its row."""
+    return ObjectLocation(root.scheme, root.bucket, f"{root.path}delivery/{object_id}")
+
+
 def is_staging(root: ObjectPrefix, prefix: ObjectPrefix) -> bool:
     """Whether the prefix belongs to a single attempt, so that removing it can't hurt another one."""
     return root.contains(prefix) and is_in_staging_folder(prefix.path[len(root.path) :])

@@ -1,6 +1,7 @@
 """``Context``: everything that an operator gets, and everything it may do.
 
     ctx.config                      the job's configuration, as the DAG has it
+    ctx.source, ctx.source_body()   of a cron, webhook or manual source: the tick, delivery or request; its body
     ctx.blocks, ctx.scope           the blocks to work on, each of them or their bounds; a source has none
     ctx.inputs[0], ctx.inputs["logs"]
                                     .files(), .arrow(), .dataframe(): committed rows only, cut to scope and where
@@ -24,6 +25,7 @@ completion is accepted, and of a superseded attempt it never is.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,9 +33,24 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from tracelake.contracts.dispatcher_api import MAX_EVENTS, EventIn, OutputIn, TaskPayload
-from tracelake.contracts.operator_protocol import CommitRows, EmitEvents, PublishRecords, Query, SaveState
+from tracelake.contracts.dispatcher_api import (
+    MAX_EVENTS,
+    EventIn,
+    OutputIn,
+    PayloadDelivery,
+    PayloadSource,
+    TaskPayload,
+)
+from tracelake.contracts.operator_protocol import (
+    CommitRows,
+    EmitEvents,
+    PublishRecords,
+    Query,
+    ReadSourceBody,
+    SaveState,
+)
 from tracelake.contracts.query_api import QueryRequest, QueryResponse, to_wire
 from tracelake.contracts.rpc_pool import PoolConfig
 from tracelake.domain.errors import Invalid
@@ -81,6 +98,22 @@ class Context:
         if self.scope is None:
             raise Invalid("InvalidScope", f"operator {self.task.operator!r} runs as a source, without blocks")
         return range(self.scope.start, self.scope.end + 1)
+
+    @property
+    def source(self) -> PayloadSource | None:
+        """For a cron, webhook or manual source: the tick, the delivery or the request that the task is for."""
+        return self.task.source
+
+    def source_body(self) -> bytes:
+        """The body of the delivery that the task is for, as it came, whatever its size."""
+        delivery = self.task.source.delivery if self.task.source is not None else UNSET
+        if not isinstance(delivery, PayloadDelivery):
+            raise Invalid("NoDelivery", "the task isn't for a delivery of a webhook")
+        if delivery.body is not None:
+            return delivery.body.encode()
+        if delivery.body_base64 is not None:
+            return base64.b64decode(delivery.body_base64)
+        return base64.b64decode(self._link.call(ReadSourceBody()))
 
     @property
     def has_work(self) -> bool:

@@ -28,12 +28,14 @@ from tracelake.domain.operators.in_process import (
 )
 from tracelake.operators.context import Context
 from tracelake.operators.registry import operator
-from tracelake.tables.scope import scope_of_task
+from tracelake.tables.scope import scope_of_request, scope_of_task
 
 
 @operator(NOOP_SPEC.name)
 def noop(ctx: Context) -> None:
     """Reports outputs with files or rows as empty; the event of an output without storage is implied."""
+    if ctx.source is not None:
+        ctx.emit(*announce_scope(ctx.task))
     for output in ctx.outputs:
         if output.storage != "none" and ctx.scope is not None and ctx.scope.blocks is not None:
             output.write_nothing()
@@ -41,7 +43,7 @@ def noop(ctx: Context) -> None:
 
 def announce_scope(task: TaskPayload) -> Iterator[EventIn]:
     """One event per output, with the task's own scope."""
-    scope = scope_of_task(task)
+    scope = scope_of_task(task) or scope_of_request(task)
     if scope is None:
         return
     for output in task.outputs:

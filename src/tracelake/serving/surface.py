@@ -17,6 +17,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import ceil
 from time import perf_counter
 
 import structlog
@@ -26,7 +27,13 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from tracelake.contracts.problem import PROBLEM_JSON, Problem, encode_problem, problem, problem_of
-from tracelake.domain.errors import MethodNotAllowed, TracelakeError, Unauthenticated, Unavailable
+from tracelake.domain.errors import (
+    MethodNotAllowed,
+    RateLimited,
+    TracelakeError,
+    Unauthenticated,
+    Unavailable,
+)
 from tracelake.serving.endpoint import Operation, Route, Router, endpoint
 from tracelake.serving.identity import CHALLENGES, Authentication, Authenticator, Identity
 from tracelake.serving.request import Check, Services, SurfaceRequest
@@ -120,7 +127,12 @@ def _refusal(error: Exception, identity: Identity, method: str, path: str) -> Re
     if found.status == TracelakeError.status:
         _log.error("request_failed", method=method, path=path, exc_info=error)
     if isinstance(error, Unauthenticated):
-        return _problem_answer(found, ((b"www-authenticate", CHALLENGES[identity].encode()),))
+        # A webhook's caller proves itself by a signature, for which there is no challenge.
+        challenge = CHALLENGES.get(identity)
+        return _problem_answer(found, ((b"www-authenticate", challenge.encode()),) if challenge else ())
+    if isinstance(error, RateLimited):
+        seconds = str(max(1, ceil(error.retry_after)))
+        return _problem_answer(found, ((b"retry-after", seconds.encode()),))
     if isinstance(error, MethodNotAllowed):
         return _problem_answer(found, ((b"allow", error.allowed.encode()),))
     return _problem_answer(found)

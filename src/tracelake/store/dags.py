@@ -101,11 +101,17 @@ async def add_job(
         sum(edge.trigger for edge in job.inputs),
         job.runtime,
         *_settings(settings),
+        _source(job),
+        job.runs_code,
     )
 
 
 async def tune_job(tx: Transaction, job_id: UUID, job: JobSpec) -> None:
-    await tx.execute(SQL.tune_job, job_id, job.runtime, *_settings(job.settings))
+    await tx.execute(SQL.tune_job, job_id, job.runtime, *_settings(job.settings), _source(job))
+
+
+def _source(job: JobSpec) -> Any:
+    return None if job.source is None else msgspec.to_builtins(job.source)
 
 
 def _settings(settings: JobSettings) -> tuple[Any, ...]:

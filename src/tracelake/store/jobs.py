@@ -55,6 +55,7 @@ class JobDefinition:
     secrets: tuple[str, ...]
     udf: Any
     source_kind: SourceKind | None
+    runs_code: bool
     outputs: tuple[JobOutputRow, ...]
     inputs: tuple[JobInputRow, ...] = ()
 
@@ -68,6 +69,7 @@ class ActiveJob:
     paused: bool
     bulk_held: bool
     backlog: bool
+    runs_code: bool
 
     def keeps(self, *, bulk: bool) -> bool:
         """Whether its events wait until it goes on, or behind others that do."""
@@ -124,6 +126,7 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobDefinitio
             secrets=tuple(row["secrets"]),
             udf=row["udf"],
             source_kind=SourceKind(row["source_kind"]) if row["source_kind"] else None,
+            runs_code=row["runs_code"],
             outputs=tuple(outputs[row["job_id"]]),
             inputs=tuple(inputs[row["job_id"]]),
         )
@@ -138,9 +141,16 @@ async def output_state(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, t
 
 
 async def active(tx: Transaction, dag_name: str, name: str) -> ActiveJob:
+    job = await find_active(tx, dag_name, name)
+    if job is None:
+        raise NotFound("UnknownJob", f"there is no active job {dag_name}/{name}")
+    return job
+
+
+async def find_active(tx: Transaction, dag_name: str, name: str) -> ActiveJob | None:
     row = await tx.fetchrow(SQL.active_job, dag_name, name)
     if row is None:
-        raise NotFound("UnknownJob", f"there is no active job {dag_name}/{name}")
+        return None
     kind = SourceKind(row["source_kind"]) if row["source_kind"] else None
     return ActiveJob(
         row["job_id"],
@@ -150,7 +160,14 @@ async def active(tx: Transaction, dag_name: str, name: str) -> ActiveJob:
         row["paused"],
         row["bulk_held"],
         row["backlog"],
+        row["runs_code"],
     )
+
+
+async def is_paused(tx: Transaction, job_id: UUID) -> bool:
+    """Whether anything pauses the job, whose row is locked."""
+    row = await tx.fetchrow(SQL.is_paused, job_id)
+    return row is not None and bool(row["paused"])
 
 
 class PauseCause(StrEnum):

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tracelake.contracts.dispatcher_api import EventIn, InputFile, PayloadInput, PayloadOutput, TaskPayload
+from tracelake.contracts.dispatcher_api import (
+    EventIn,
+    InputFile,
+    PayloadDelivery,
+    PayloadInput,
+    PayloadOutput,
+    PayloadRequest,
+    TaskPayload,
+)
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
 from tracelake.tables.data_database import DataDatabase
@@ -94,3 +102,20 @@ def scope_of_task(task: TaskPayload) -> ReadScope | None:
     """The scope of the first triggering input; a source has none."""
     read = next((read for read in task.inputs if read.trigger), None)
     return scope_of_input(read) if read is not None else None
+
+
+def scope_of_request(task: TaskPayload) -> ReadScope | None:
+    """What a source's task is for, as a scope: a no-op announces it, other code sends events of its own."""
+    source = task.source
+    if source is None:
+        return None
+    if isinstance(source.tick, int):
+        return ReadScope(0, source.tick, by_cursor=True)
+    if isinstance(source.delivery, PayloadDelivery):
+        return ReadScope(0, source.delivery.number, by_cursor=True)
+    if isinstance(source.request, PayloadRequest):
+        asked = source.request
+        if asked.start is not None and asked.end is not None:
+            return ReadScope(asked.start, asked.end)
+        return ReadScope(0, asked.number if asked.cursor is None else asked.cursor, by_cursor=True)
+    return None

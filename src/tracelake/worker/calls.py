@@ -10,6 +10,7 @@ so it is repeated like every other call until it is answered or the attempt's ti
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, assert_never
@@ -38,6 +39,7 @@ from tracelake.contracts.operator_protocol import (
     ListFiles,
     PublishRecords,
     Query,
+    ReadSourceBody,
     Reply,
     SaveState,
 )
@@ -165,6 +167,9 @@ class Calls:
                 return None
             case ListFiles():
                 return await self._list_files(action.input_index, action.margin)
+            case ReadSourceBody():
+                body = await self._client.source_body(self._held.task_id, until=self._until)
+                return base64.b64encode(body).decode()
             case CommitRows():
                 if self._committer is None:
                     raise Invalid(

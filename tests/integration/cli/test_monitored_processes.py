@@ -25,12 +25,14 @@ COMMANDS = {
     "invoker": ("worker", "--runtime", "lambda", "--drain-seconds", "0"),
     "sink": ("sink", "--drain-seconds", "0"),
     "delivery": ("delivery", "--drain-seconds", "0"),
+    "scheduler": ("scheduler",),
 }
 OWN = {
     "worker": "tracelake_attempt_slots",
     "invoker": "tracelake_attempt_slots",
     "sink": "tracelake_process_info",
     "delivery": "tracelake_process_info",
+    "scheduler": "tracelake_scheduler_acting",
 }
 DSN = f"postgresql://someone:{SECRET}@{NOWHERE}/nothing"
 

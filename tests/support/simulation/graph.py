@@ -87,7 +87,8 @@ class Layout:
             "name": name,
             "activation": "source" if job.source else "reactive",
             "runtime": "ecs_python",
-            "operator": job.operator,
+            # A manual source that named code would get a task for each trigger, and send its events itself.
+            **({} if job.source == "manual" else {"operator": job.operator}),
             "outputs": [{"name": "rows", "storage": job.storage}],
             "config": {"tag": self.tags[name]},
         }

@@ -31,6 +31,7 @@ from tracelake.contracts.dispatcher_api import ClaimRequest, CompleteRequest
 from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deploy_dag import Deployed
+from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.dispatcher.steps.upkeep import reap_leases, reconcile_partitions, rewake_queued, watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.errors import Unavailable
@@ -183,7 +184,7 @@ async def do_chore(world: World, chore: str, index: int) -> int:
         case "reconcile":
             return await reconcile_partitions(ctx)
         case _:
-            return await watch_sources(ctx)
+            return await watch_sources(ctx) + await route_waiting(ctx)
 
 
 async def deliver_outbox(world: World, ctx: StepContext) -> int:

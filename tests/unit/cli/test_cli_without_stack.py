@@ -45,6 +45,10 @@ NEEDS_A_STACK: dict[str, tuple[str, ...]] = {
     "query": ("SELECT 1",),
     "resume": ("a/b",),
     "retry": (TASK,),
+    "sources list": (),
+    "sources next": ("a/b",),
+    "sources run": ("a/b",),
+    "sources secret": ("a/b",),
     "status": (),
     "task show": (TASK,),
     "tasks": (),
@@ -56,7 +60,7 @@ NEEDS_NONE = {
     *("database install", "database restored", "database rotate", "rpc status", "schema"),
 }
 """They start something, or look at what is on this machine."""
-SERVES_ONE = {"delivery", "query-service", "sink", "worker"}
+SERVES_ONE = {"delivery", "query-service", "scheduler", "sink", "worker"}
 """They are given a stack by other options than people are; tests of their own see to them."""
 
 

@@ -9,8 +9,10 @@ from tracelake.domain.dag.checks import Installation
 from tracelake.domain.dag.model import (
     Activation,
     BufferedDataset,
+    CatchUp,
     Column,
     ColumnType,
+    CronSettings,
     DagSpec,
     DatasetName,
     ExecutionStrategy,
@@ -18,10 +20,12 @@ from tracelake.domain.dag.model import (
     JobSettings,
     Priority,
     PublishedOutput,
+    Signature,
     SourceKind,
     Storage,
     UdfSpec,
     UpdateStrategy,
+    WebhookSettings,
 )
 from tracelake.domain.dag.parse import locator, parse_dag
 from tracelake.domain.runtimes import RuntimeTraits
@@ -301,10 +305,43 @@ def test_finality_is_a_word_or_a_depth(finality: object) -> None:
     assert parse_dag(text, INSTALLATION).jobs[1].config == {"range_size": 1000, "finality": finality}
 
 
-def test_a_cron_source_is_accepted_where_it_is_served() -> None:
-    cron = Installation(INSTALLATION.runtimes, frozenset(SourceKind))
-    text = SAMPLE.replace("always_on", "cron")
-    assert parse_dag(text, cron).jobs[0].source_kind is SourceKind.CRON
+def sources(text: str) -> list[tuple[object, ...]]:
+    dag = parse_dag(text, INSTALLATION)
+    return [(job.source_kind, job.source, job.runs_code, job.operator, job.runtime) for job in dag.jobs]
+
+
+def test_sources_by_schedule_and_by_call_with_and_without_code() -> None:
+    assert sources(
+        """
+        name: outside
+        jobs:
+          - { name: a, activation: source, outputs: 1,
+              source: { kind: cron, schedule: "*/5  * * * *", timezone: Europe/Berlin, catch_up: all } }
+          - { name: b, activation: source, outputs: 1, source: { kind: webhook } }
+          - { name: c, activation: source, outputs: 1, source: { kind: webhook, signature: github },
+              runtime: ecs_python, operator: own }
+          - { name: d, activation: source, outputs: 1, source: { kind: cron, schedule: 0 3 * * * },
+              runtime: dispatcher, operator: noop }
+          - { name: e, activation: source, outputs: 1, source: { kind: manual }, runtime: ecs_python,
+              operator: own }
+          - { name: f, activation: source, outputs: 1, source: { kind: manual }, runtime: ecs_python,
+              operator: noop }
+        """
+    ) == [
+        (
+            SourceKind.CRON,
+            CronSettings("*/5 * * * *", "Europe/Berlin", CatchUp.ALL),
+            False,
+            "noop",
+            "dispatcher",
+        ),
+        (SourceKind.WEBHOOK, WebhookSettings(Signature.STANDARD), False, "noop", "dispatcher"),
+        (SourceKind.WEBHOOK, WebhookSettings(Signature.GITHUB), True, "own", "ecs_python"),
+        (SourceKind.CRON, CronSettings("0 3 * * *", "UTC", CatchUp.LATEST), True, "noop", "dispatcher"),
+        (SourceKind.MANUAL, None, True, "own", "ecs_python"),
+        # A manual source could always name the no-op, and has its events at once.
+        (SourceKind.MANUAL, None, False, "noop", "ecs_python"),
+    ]
 
 
 def test_a_place_can_be_found_after_parsing() -> None:

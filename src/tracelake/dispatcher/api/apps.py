@@ -22,6 +22,7 @@ from tracelake.dispatcher.api.functions import BUNDLE_ROUTES, INVOKER_ROUTES
 from tracelake.dispatcher.api.pressure import PRESSURE_VIEWS
 from tracelake.dispatcher.api.query_proxy import QUERY_ROUTES, QueryService
 from tracelake.dispatcher.api.request import ApiRequest, DispatcherServices
+from tracelake.dispatcher.api.sources import BODY_ROUTES, SCHEDULER_ROUTES, SOURCE_VIEWS
 from tracelake.dispatcher.api.tasks import TASK_ROUTES, TASK_VIEWS, WORKER_ROUTES
 from tracelake.dispatcher.dispatch import Dispatch
 from tracelake.queue.base import Queue
@@ -39,6 +40,8 @@ REQUEST_SECONDS = 30.0
 INTERNAL_ROUTES = (
     *WORKER_ROUTES,
     *INVOKER_ROUTES,
+    *SCHEDULER_ROUTES,
+    *BODY_ROUTES,
     *TASK_ROUTES,
     *BUFFER_ROUTES,
     *DELIVERY_ROUTES,
@@ -56,6 +59,7 @@ USER_ROUTES = (
     *EXPLAIN_VIEWS,
     *JOB_ROUTES,
     *PRESSURE_VIEWS,
+    *SOURCE_VIEWS,
     *QUERY_ROUTES,
     *USER_HEALTH_ROUTES,
 )

@@ -1,7 +1,7 @@
 """Loops that run by the clock: each runs by ``every``, which logs a failure and goes on.
 
 They sweep the outbox, reap leases that ran out, wake queued tasks again, reconcile partitions, restart always-on
-sources and observe the state for metrics.
+sources, route what released sources have kept, and observe the state for metrics.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deliveries import collect_messages
+from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.dispatcher.steps.upkeep import (
     begin_listening,
     reap_leases,
@@ -58,6 +59,9 @@ def periodic_loops(
         ),
         every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
         every(settings.collect_seconds, "deliveries", lambda: collect_messages(ctx)),
+        every(
+            settings.watch_sources_seconds, "requests", lambda: route_waiting(ctx), nudge=ctx.waiting_requests
+        ),
         every(
             settings.observe_seconds,
             "observe",

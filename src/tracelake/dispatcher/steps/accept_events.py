@@ -10,16 +10,18 @@ from tracelake.contracts.dispatcher_api import (
     TriggerRequest,
     TriggerResponse,
 )
-from tracelake.dispatcher.steps import commit_outputs
+from tracelake.dispatcher.steps import commit_outputs, source_requests
 from tracelake.dispatcher.steps.context import StepContext, check_events
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
-from tracelake.dispatcher.steps.produced_events import Producer, resolve_events
+from tracelake.dispatcher.steps.produced_events import Producer, parse_event, resolve_events
+from tracelake.dispatcher.steps.source_requests import AcceptedRequest, SourceRequest, accept_request
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict, NotFound
 from tracelake.domain.events import EventState
 from tracelake.domain.task import TaskKind, check_may_report
-from tracelake.store import jobs, tasks
+from tracelake.store import jobs, sources, tasks
 from tracelake.store.db import Transaction
+from tracelake.store.jobs import ActiveJob
 from tracelake.store.tasks import TaskRow
 
 
@@ -71,13 +73,15 @@ async def accept_events(ctx: StepContext, request: EventsRequest) -> EventsRespo
 
 
 async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerRequest) -> TriggerResponse:
-    """Record an event on output 0 of a manual source, as if one of its tasks had sent it. While the source is
-    paused or held the event is kept."""
+    """Record an event on output 0 of a manual source, as if one of its tasks had sent it; a source that runs code
+    gets a task. While the source is paused or held, the trigger is kept."""
 
-    async def work(tx: Transaction) -> CountedEvents:
+    async def work(tx: Transaction) -> CountedEvents | AcceptedRequest:
         active = await jobs.active(tx, dag, job)
         if active.source_kind is not SourceKind.MANUAL:
             raise Conflict("NotManual", f"{dag}/{job} is not a manual source")
+        if active.runs_code:
+            return await _trigger_code(ctx, tx, dag, job, active, request)
         definition = (await ctx.definitions.get(tx, [active.job_id]))[active.job_id]
         event = EventIn(
             dataset_uuid=definition.outputs[0].dataset_uuid,
@@ -94,12 +98,30 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
         return await count_events(ctx, tx, produced, gates)
 
     with ctx.metrics.timed("trigger"):
-        counted = await ctx.db.run(work, hot=True)
-    _count(ctx, counted)
+        done = await ctx.db.run(work, hot=True)
+    if isinstance(done, CountedEvents):
+        _count(ctx, done)
+        kept = any(event.state is EventState.HELD for event in done.kept)
+        answer = TriggerResponse(done.kept[0].event_id, len(done.created), kept)
+    else:
+        source_requests.counted(ctx, SourceKind.MANUAL, done)
+        answer = TriggerResponse(None, done.tasks_created, done.kept)
     # A kept event is routed as soon as there is room.
-    if any(kept.state is EventState.HELD for kept in counted.kept):
+    if answer.kept:
         ctx.queues.look_soon()
-    return TriggerResponse(counted.kept[0].event_id, len(counted.created))
+    return answer
+
+
+async def _trigger_code(
+    ctx: StepContext, tx: Transaction, dag: str, job: str, active: ActiveJob, request: TriggerRequest
+) -> AcceptedRequest:
+    """Code needs no blocks to be triggered; if blocks are named, they must be a scope."""
+    named = {name: getattr(request, name) for name in ("cursor", "start", "end")}
+    scope = {name: value for name, value in named.items() if value is not None}
+    if scope:
+        parse_event(EventIn(dataset_uuid=active.job_id, **named))
+    row = await sources.lock(tx, dag, job)
+    return await accept_request(ctx, tx, active, SourceRequest(SourceKind.MANUAL, row.last_number + 1, scope))
 
 
 def _count(ctx: StepContext, counted: CountedEvents) -> None:

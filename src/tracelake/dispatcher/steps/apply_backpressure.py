@@ -72,6 +72,8 @@ async def balance(ctx: StepContext) -> Balance:
             look, changed = await ctx.db.run(lambda tx: _act(ctx, tx), lock=DeployLock.EXCLUSIVE)
         for job in changed:
             log.info("backpressure", job=job.name, held=job.held, bulk_held=job.bulk_held)
+        if any(not job.held for job in changed):
+            ctx.waiting_requests.set()
     backlogs = set(look.loads.backlogs)
     names = {name: job for job, name in look.loads.names.items()}
     backlogs |= {names[job.name] for job in changed if not job.held and job.name in names}

@@ -27,7 +27,7 @@ from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deliveries import delivery_config
 from tracelake.dispatcher.steps.render_payload import issue_token
 from tracelake.domain.task import ClaimGate, ClaimVerdict, TaskKind, TaskStatus, decide_claim
-from tracelake.store import invalidations, jobs, tasks
+from tracelake.store import invalidations, jobs, sources, tasks
 from tracelake.store.db import Row, Transaction
 from tracelake.store.invalidations import SourcePosition
 from tracelake.store.tasks import AttemptStart, StartedAttempt, TaskRow
@@ -99,6 +99,8 @@ async def _claim(
     granted = [c for c, v in zip(claims, verdicts, strict=True) if v in _GRANTS]
     definitions = await ctx.definitions.get(tx, (rows[claim.task_id].job_id for claim in granted))
     started = await _start(ctx, tx, claims, rows, verdicts, reads)
+    requested = [task.task_id for task, *_ in started.values() if task.state.kind is TaskKind.REQUEST]
+    requests = await sources.requests_of(tx, requested)
     results: list[_Granted | ClaimVerdict] = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         if verdict in _GRANTS:
@@ -115,6 +117,7 @@ async def _claim(
                 state=attempt.state,
                 written=await _written(tx, task),
                 config=await sink_config(ctx, tx, definition) or await delivery_config(tx, definition),
+                request=requests.get(task.task_id),
             )
             results.append(
                 _Granted(definition.org_id, payload, lease_token, attempt.lease_expires_at, task.now)

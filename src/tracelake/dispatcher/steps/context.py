@@ -161,6 +161,14 @@ class QueueChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class HookLimits:
+    """Deliveries that a webhook accepts per second on average, and at once."""
+
+    rate: float = 20.0
+    burst: float = 100.0
+
+
+@dataclass(frozen=True, slots=True)
 class StepContext:
     db: Database
     entropy: Entropy
@@ -176,8 +184,11 @@ class StepContext:
     queues: QueueChanges = field(default_factory=QueueChanges)
     """Noted after commits: a job may have to be held or released."""
     pressure: PressureSettings = field(default_factory=PressureSettings)
+    waiting_requests: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a source may have been released that has kept requests."""
     buffers: dict[UUID | str, KnownBuffer] = field(default_factory=dict)
     """Cached buffered datasets by uuid and by name; verified again in the transaction that uses them."""
     emissions: Emissions = field(default_factory=Emissions)
     """Emissions of attempts, as counted by this process."""
+    hook_limits: HookLimits = field(default_factory=HookLimits)
     metrics: StepMetrics = field(default_factory=lambda: StepMetrics(CollectorRegistry()))

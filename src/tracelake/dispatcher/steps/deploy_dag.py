@@ -36,11 +36,13 @@ from tracelake.domain.dag.model import (
     JobSpec,
     PublishedOutput,
     SourceKind,
+    is_requested,
 )
 from tracelake.domain.dag.parse import locator, parse_dag
 from tracelake.domain.dag.plan import ChangeKind, DeployPlan, JobChange, plan_deploy
+from tracelake.domain.webhooks import new_secret
 from tracelake.objects.base import Upload, bundle_location
-from tracelake.store import buffers, dags, functions, outbox, tasks
+from tracelake.store import buffers, dags, functions, outbox, sources, tasks
 from tracelake.store.dags import ActiveDag, DeployedOutputRow
 from tracelake.store.db import DeployLock, Transaction
 
@@ -96,9 +98,10 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
 
     deployed = await ctx.db.run(work, lock=DeployLock.EXCLUSIVE)
     log.info("deployed", dag=spec.name, version=deployed.dag_version, created=deployed.created, actor=actor)
-    # After the commit: the reconciler would otherwise look before there is anything to find.
+    # After the commit: the loops would otherwise look before there is anything to find.
     ctx.missing_work.set()
     ctx.queues.look_soon()
+    ctx.waiting_requests.set()
     return deployed
 
 
@@ -149,6 +152,8 @@ class _Executor:
                     pass
         await self._publish()
         await deploy_deliveries(self._ctx, self._tx, self._spec.name, self._spec.deliver, self._retire_jobs)
+        requested = [job.name for job in self._spec.jobs if is_requested(job)]
+        await sources.retire_others(self._tx, self._spec.name, requested)
 
     async def _retire(self, leaving: list[JobChange]) -> None:
         """Queued tasks are canceled; running ones finish into their old version. A source would run forever, so it
@@ -160,10 +165,11 @@ class _Executor:
         job_ids = [job_id for job_id in retired if job_id is not None]
         await dags.retire_versions(self._tx, job_ids)
         live = await tasks.live_of_jobs(self._tx, job_ids)
-        sources = [row["task_id"] for row in live if row["kind"] == "source"]
+        always_on = [row["task_id"] for row in live if row["kind"] == "source"]
         waiting = [row["task_id"] for row in live if row["status"] == "Queued" and row["kind"] != "source"]
-        await tasks.cancel(self._tx, sources, "replaced by a deploy")
+        await tasks.cancel(self._tx, always_on, "replaced by a deploy")
         await tasks.shelve(self._tx, waiting, "replaced by a deploy")
+        await sources.reopen(self._tx, waiting)
 
     async def _install(self, change: JobChange) -> None:
         job = self._job(change)
@@ -176,6 +182,7 @@ class _Executor:
                 await outbox.wake(self._tx, await create_updates(self._ctx, self._tx, [found]))
         job_id = found or await self._create(change, job)
         await dags.outrank(self._tx, job_id)
+        await self._keep_source(change.dag, job)
         if job.source_kind is SourceKind.ALWAYS_ON:
             task_id = self._ctx.entropy.uuid()
             created = await tasks.create_source_task(self._tx, task_id, job_id, {"kind": "deploy"})
@@ -205,7 +212,15 @@ class _Executor:
         job_id = await dags.find_generation(self._tx, change.dag, change.job, change.fingerprint)
         assert job_id is not None
         await dags.tune_job(self._tx, job_id, self._job(change))
+        await self._keep_source(change.dag, self._job(change))
         await outbox.wake(self._tx, await tasks.wake_queued_of_jobs(self._tx, [job_id]))
+
+    async def _keep_source(self, dag: str, job: JobSpec) -> None:
+        if not is_requested(job):
+            return
+        await sources.keep(self._tx, self._ctx.org_id, dag, job.name, job.source)
+        if job.source_kind is SourceKind.WEBHOOK and not await sources.has_secret(self._tx, dag, job.name):
+            await sources.add_secret(self._tx, dag, job.name, new_secret(), shown=False)
 
     async def _buffered(self) -> None:
         """A dataset that the file no longer names keeps its rows, without a sink; one named again gets its sink

@@ -107,6 +107,7 @@ async def resume_job(
     # After the commit, or the reconciler would still see the job paused.
     if not change.paused:
         ctx.missing_work.set()
+        ctx.waiting_requests.set()
     ctx.queues.look_soon()
     return change.paused
 

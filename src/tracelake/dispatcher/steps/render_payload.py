@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, assert_never
 from uuid import UUID
 
 import msgspec
@@ -12,10 +13,13 @@ import msgspec
 from tracelake.contracts.dispatcher_api import (
     InvalidateRange,
     JobRef,
+    PayloadDelivery,
     PayloadHot,
     PayloadInput,
     PayloadInvalidation,
     PayloadOutput,
+    PayloadRequest,
+    PayloadSource,
     PayloadWritten,
     TaskPayload,
 )
@@ -23,11 +27,12 @@ from tracelake.contracts.staging import staging_reference
 from tracelake.contracts.token_claims import TokenDataset, TokenPrefixes
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.buffers import CURSOR_COLUMN
-from tracelake.domain.dag.model import Storage
+from tracelake.domain.dag.model import SourceKind, Storage
 from tracelake.domain.task import TaskKind
 from tracelake.store.db import Row
 from tracelake.store.invalidations import SourcePosition
 from tracelake.store.jobs import JobDefinition, JobOutputRow
+from tracelake.store.sources import DeliveryRow, TaskRequest
 from tracelake.store.tasks import TaskRow
 from tracelake.tokens import capability
 
@@ -60,8 +65,10 @@ def render(
     state: Any = None,
     written: Mapping[UUID, SourcePosition] | None = None,
     config: Mapping[str, Any] | None = None,
+    request: TaskRequest | None = None,
 ) -> TaskPayload:
-    """``config`` replaces the job's own, for the platform's jobs, whose configuration may change."""
+    """``config`` replaces the job's own, for the platform's jobs, whose configuration may change. ``request`` is
+    the one that a source's task is for."""
     return TaskPayload(
         task_id=task.task_id,
         attempt=attempt,
@@ -83,6 +90,41 @@ def render(
         udf=definition.udf,
         state=state,
         idle_timeout_seconds=task.idle_timeout_seconds,
+        source=None if request is None else _source(request),
+    )
+
+
+def _source(request: TaskRequest) -> PayloadSource:
+    match request.kind:
+        case SourceKind.CRON:
+            return PayloadSource("cron", tick=request.number)
+        case SourceKind.WEBHOOK:
+            assert request.delivery is not None
+            return PayloadSource("webhook", delivery=_delivery(request, request.delivery))
+        case SourceKind.MANUAL:
+            asked = PayloadRequest(request.number, request.accepted_at, **request.scope)
+            return PayloadSource("manual", request=asked)
+        case SourceKind.ALWAYS_ON:
+            raise AssertionError("an always-on source has no requests")
+        case never:
+            assert_never(never)
+
+
+def _delivery(request: TaskRequest, sent: DeliveryRow) -> PayloadDelivery:
+    body, encoded = None, None
+    if sent.body is not None:
+        try:
+            body = sent.body.decode()
+        except UnicodeDecodeError:
+            encoded = base64.b64encode(sent.body).decode()
+    return PayloadDelivery(
+        request.number,
+        sent.delivery_id,
+        request.accepted_at,
+        sent.body_bytes,
+        sent.content_type,
+        body,
+        encoded,
     )
 
 

@@ -39,10 +39,11 @@ from tracelake.dispatcher.steps.render_payload import issue_token
 from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.dag.model import Storage
 from tracelake.domain.errors import Conflict, Invalid, NotFound
-from tracelake.domain.task import Fence, HeartbeatVerdict, check_may_act, decide_heartbeat
-from tracelake.store import datasets, invalidations, jobs, tasks
+from tracelake.domain.task import Fence, HeartbeatVerdict, TaskKind, check_may_act, decide_heartbeat
+from tracelake.store import datasets, invalidations, jobs, sources, tasks
 from tracelake.store.db import DeployLock, Row, Transaction
 from tracelake.store.invalidations import UsedScope
+from tracelake.store.sources import TaskRequest
 from tracelake.store.tasks import TaskRow
 from tracelake.tokens.capability import lifetime_seconds, renewal_due
 
@@ -218,7 +219,14 @@ async def fetch_task(ctx: StepContext, task_id: UUID) -> FetchResponse:
             epoch=task.epoch,
             state=await tasks.saved_state(tx, task_id),
             config=await sink_config(ctx, tx, definitions[task.job_id]),
+            request=await _request(tx, task),
         )
         return FetchResponse(task.state.status.value, task_id, task.state.attempt, payload)
 
     return await ctx.db.run(work, lock=DeployLock.NONE)
+
+
+async def _request(tx: Transaction, task: TaskRow) -> TaskRequest | None:
+    if task.state.kind is not TaskKind.REQUEST:
+        return None
+    return (await sources.requests_of(tx, [task.task_id])).get(task.task_id)

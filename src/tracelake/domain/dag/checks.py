@@ -2,7 +2,7 @@
 
 A job's source, operator, runtime, outputs and secrets must be ones that the installation has. Between the jobs,
 names must be unique, edges must lead somewhere, and there must be no cycles. Published names must be free. The
-parser is pure: its caller passes the registered runtimes, the kinds of sources and the published names as an
+parser is pure: its caller passes the registered runtimes and the published names as an
 ``Installation``.
 """
 
@@ -56,13 +56,12 @@ class Installation(msgspec.Struct, frozen=True):
     """
 
     runtimes: Mapping[str, RuntimeTraits]
-    source_kinds: frozenset[SourceKind] = frozenset({SourceKind.ALWAYS_ON, SourceKind.MANUAL})
     published_elsewhere: Mapping[str, str] = MappingProxyType({})
     bundles: Mapping[str, BundleListing] = MappingProxyType({})
 
 
 def check_job(draft: JobDraft, installation: Installation, problems: Problems) -> None:
-    _check_activation(draft, installation, problems)
+    _check_activation(draft, problems)
     _check_runtime(draft, installation, problems)
     _check_operator(draft, problems)
     _check_outputs(draft, problems)
@@ -72,7 +71,7 @@ def check_job(draft: JobDraft, installation: Installation, problems: Problems) -
         problems.add_unless_known((*draft.path, "unique_key"), "is required for update_strategy: append")
 
 
-def _check_activation(draft: JobDraft, installation: Installation, problems: Problems) -> None:
+def _check_activation(draft: JobDraft, problems: Problems) -> None:
     spec, inputs = draft.spec, (*draft.path, "inputs")
     if not _fits_operator(draft, problems):
         # Inputs, outputs and triggers were meant for the other activation: messages about them would mislead.
@@ -85,20 +84,14 @@ def _check_activation(draft: JobDraft, installation: Installation, problems: Pro
         return
     if spec.inputs:
         problems.add_unless_known(inputs, "a source has no inputs; use activation: reactive")
-    if spec.source_kind is not None and spec.source_kind not in installation.source_kinds:
-        served = ", ".join(sorted(installation.source_kinds))
-        problems.add_unless_known(
-            (*draft.path, "source", "kind"),
-            f"{spec.source_kind} sources are not supported by this installation (it has {served})",
-        )
     if not draft.outputs:
         problems.add_unless_known((*draft.path, "outputs"), "a source needs at least one output")
-    if spec.source_kind is SourceKind.MANUAL:
+    if spec.source_kind not in (None, SourceKind.ALWAYS_ON) and not spec.runs_code:
         for declared, output in zip(draft.outputs, spec.outputs, strict=True):
             if output.storage is not Storage.NONE:
                 problems.add_unless_known(
                     (*declared.path, "storage") if declared.storage else declared.path,
-                    "a manual source makes events only: its storage is none",
+                    f"a {spec.source_kind} source without code makes events only: its storage is none",
                 )
 
 
@@ -123,10 +116,10 @@ def _fits_operator(draft: JobDraft, problems: Problems) -> bool:
             f"{spec.operator} {other}; use activation: {declared.activation}",
         )
         return False
-    if spec.source_kind is SourceKind.MANUAL:
+    if declared.activation is Activation.SOURCE and spec.source_kind not in (None, SourceKind.ALWAYS_ON):
         problems.add_unless_known(
             (*draft.path, "source", "kind"),
-            f"a manual source runs no operator, and {spec.operator} has to run; use kind: {SourceKind.ALWAYS_ON}",
+            f"{spec.operator} has to run; use kind: {SourceKind.ALWAYS_ON}",
         )
         return False
     return True

@@ -12,13 +12,15 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracelake.domain.dag.fields import Fields, shown
+from tracelake.domain.dag.fields import Fields, did_you_mean, shown
 from tracelake.domain.dag.model import (
     Activation,
     BackpressureMode,
     BufferedDataset,
+    CatchUp,
     Column,
     ColumnType,
+    CronSettings,
     DatasetName,
     ExecutionStrategy,
     InputSpec,
@@ -27,14 +29,19 @@ from tracelake.domain.dag.model import (
     JobSpec,
     Priority,
     PublishedOutput,
+    Signature,
     SourceKind,
+    SourceSettings,
     Storage,
     UdfSpec,
     UpdateStrategy,
+    WebhookSettings,
 )
 from tracelake.domain.dag.problems import Map, Path, Seq, plain
 from tracelake.domain.errors import Invalid
 from tracelake.domain.operators.catalog import NOOP, UDF, complete_config, default_output_count
+from tracelake.domain.runtimes import DISPATCHER
+from tracelake.domain.schedule import check_schedule, parse_zone, zone_names
 from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
 
@@ -70,6 +77,9 @@ JOB_FIELDS = SETTINGS_FIELDS | {
     "secrets",
     "udf",
 }
+CRON_FIELDS = frozenset({"schedule", "timezone", "catch_up"})
+WEBHOOK_FIELDS = frozenset({"signature"})
+SOURCE_FIELDS = frozenset({"kind"}) | CRON_FIELDS | WEBHOOK_FIELDS
 #: Prefixes of the query engine's own relations: a dataset of such a name couldn't be queried.
 THE_ENGINES = ("duckdb_", "pg_", "pragma_", "sqlite_")
 COLUMN_NAME = re.compile(r"^[a-z_][a-z0-9_]{0,62}\Z")
@@ -130,8 +140,12 @@ class JobDraft:
 def read_job(fields: Fields, defaults: JobSettings, default_runtime: str | None) -> JobDraft:
     activation = _read_activation(fields)
     udf = _read_udf(fields)
-    kind = _read_source_kind(fields, activation)
+    kind, source = _read_source(fields, activation)
     operator = _read_operator(fields, activation, kind, udf)
+    runs_code = _runs_code(fields, kind, operator)
+    # A source that is nothing but its events runs nowhere.
+    if activation is Activation.SOURCE and kind not in (None, SourceKind.ALWAYS_ON) and not runs_code:
+        default_runtime = default_runtime or DISPATCHER
     inputs, input_paths = _read_inputs(fields)
     strategy = fields.choice("execution_strategy", ExecutionStrategy)
     if activation is Activation.REACTIVE:
@@ -144,6 +158,8 @@ def read_job(fields: Fields, defaults: JobSettings, default_runtime: str | None)
         runtime=fields.string("runtime", required=default_runtime is None) or default_runtime or "",
         operator=operator,
         source_kind=kind,
+        source=source,
+        runs_code=runs_code,
         inputs=inputs,
         execution_strategy=strategy,
         update_strategy=fields.choice("update_strategy", UpdateStrategy) or UpdateStrategy.REPLACE,
@@ -164,26 +180,68 @@ def _read_activation(fields: Fields) -> Activation:
     return chosen or (Activation.SOURCE if fields.has("source") else Activation.REACTIVE)
 
 
-def _read_source_kind(fields: Fields, activation: Activation) -> SourceKind | None:
-    source = fields.nested("source", {"kind"})
+def _read_source(fields: Fields, activation: Activation) -> tuple[SourceKind | None, SourceSettings | None]:
+    source = fields.nested("source", SOURCE_FIELDS)
     if activation is Activation.REACTIVE:
         if fields.has("source"):
             fields.wrong("source", "is for jobs with activation: source")
-        return None
+        return None, None
     if source is None:
-        fields.wrong("source", "is required for a source: {kind: always_on} or {kind: manual}")
-        return None
+        fields.wrong("source", "is required for a source: {kind: always_on, cron, webhook or manual}")
+        return None, None
     if not source.has("kind"):
         source.wrong("kind", "is required: always_on, cron, webhook or manual")
-    return source.choice("kind", SourceKind)
+    kind = source.choice("kind", SourceKind)
+    # A kind that can't be read is one problem; fields of another kind are none of their own then.
+    if kind is not None:
+        own = {SourceKind.CRON: CRON_FIELDS, SourceKind.WEBHOOK: WEBHOOK_FIELDS}.get(kind, frozenset())
+        for name in sorted(SOURCE_FIELDS - own - {"kind"}):
+            if source.has(name):
+                source.wrong(name, f"isn't for kind: {kind}")
+    match kind:
+        case SourceKind.CRON:
+            return kind, _read_cron(source)
+        case SourceKind.WEBHOOK:
+            return kind, WebhookSettings(source.choice("signature", Signature) or Signature.STANDARD)
+        case _:
+            return kind, None
+
+
+def _read_cron(source: Fields) -> CronSettings:
+    schedule = source.string("schedule") or ""
+    # Its problem, if it has none yet: fields keep the first one.
+    if schedule:
+        try:
+            check_schedule(schedule)
+        except Invalid as refused:
+            source.wrong("schedule", refused.message)
+    zone = source.string("timezone", required=False) or "UTC"
+    try:
+        parse_zone(zone)
+    except Invalid as refused:
+        near = [name for name in zone_names() if name[:1].lower() == zone[:1].lower()]
+        source.wrong("timezone", f"{refused.message}{did_you_mean(zone, near)}")
+    return CronSettings(
+        " ".join(schedule.split()), zone, source.choice("catch_up", CatchUp) or CatchUp.LATEST
+    )
+
+
+def _runs_code(fields: Fields, kind: SourceKind | None, operator: str) -> bool:
+    """Whether each tick, delivery or trigger is a task. A manual source may name the no-op and still has only its
+    events, as it always had."""
+    if kind not in (SourceKind.CRON, SourceKind.WEBHOOK, SourceKind.MANUAL):
+        return False
+    if kind is SourceKind.MANUAL and operator == NOOP:
+        return False
+    return fields.has("operator") or fields.has("udf")
 
 
 def _read_operator(
     fields: Fields, activation: Activation, kind: SourceKind | None, udf: UdfSpec | None
 ) -> str:
-    """A manual source runs nothing. A source whose kind is invalid may be manual, so it gets no second problem."""
-    may_be_manual = activation is Activation.SOURCE and kind in (None, SourceKind.MANUAL)
-    optional = may_be_manual or fields.has("udf")
+    """Only an always-on source needs code. One whose kind is invalid may need none: it gets no second problem."""
+    needs_none = activation is Activation.SOURCE and kind is not SourceKind.ALWAYS_ON
+    optional = needs_none or fields.has("udf")
     named = fields.string("operator", required=not optional)
     return named or (UDF if udf is not None else NOOP)
 

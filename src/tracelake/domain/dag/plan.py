@@ -44,6 +44,7 @@ MAX_SHOWN = 80
 _PRODUCT_FIELDS = (
     "activation",
     "source_kind",
+    "runs_code",
     "operator",
     "execution_strategy",
     "update_strategy",
@@ -339,7 +340,10 @@ def _digest(identity: Any) -> str:
 
 
 def _job_identity(dag: str, job: JobSpec, graph: DagGraph, known: Mapping[JobKey, str]) -> dict[str, Any]:
+    # Only where it is true: a job from before there were such sources keeps its fingerprint.
+    runs_code = {"runs_code": True} if job.runs_code else {}
     return {
+        **runs_code,
         "activation": job.activation.value,
         "source_kind": job.source_kind.value if job.source_kind else None,
         "operator": job.operator,
@@ -387,6 +391,8 @@ def differences(old: JobSpec, new: JobSpec) -> Iterator[str]:
 def tuning_differences(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
     """Changes that affect only how a job is run."""
     found = list(_changed("runtime", old.runtime, new.runtime))
+    if old.source_kind is new.source_kind:
+        found += _changed("source", _plain(old.source), _plain(new.source))
     before, after = _plain(old.settings), _plain(new.settings)
     for name in before:
         found += _changed(name, before[name], after[name])

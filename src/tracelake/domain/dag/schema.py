@@ -22,11 +22,13 @@ from tracelake.domain.dag.fields import MAX_COUNT, MAX_SECONDS, shown
 from tracelake.domain.dag.model import (
     Activation,
     BackpressureMode,
+    CatchUp,
     ColumnType,
     DeliveryTime,
     ExecutionStrategy,
     JobSettings,
     Priority,
+    Signature,
     SourceKind,
     Storage,
     UpdateStrategy,
@@ -100,8 +102,20 @@ def _job() -> JsonSchema:
                 {
                     "kind": _choice(
                         SourceKind,
-                        "always_on is kept running, manual waits for a trigger call; the others aren't served yet.",
-                    )
+                        "always_on is kept running; cron follows a schedule; webhook and manual wait to be called.",
+                    ),
+                    "schedule": _text("Five fields in the form of cron; required for kind: cron."),
+                    "timezone": _text("Time zone of the schedule, e.g. Europe/Berlin; UTC if not given."),
+                    "catch_up": _choice(
+                        CatchUp,
+                        "Ticks that an outage missed: the latest, all, or none.",
+                        default=CatchUp.LATEST,
+                    ),
+                    "signature": _choice(
+                        Signature,
+                        "For kind: webhook. How its caller proves that it knows the secret.",
+                        default=Signature.STANDARD,
+                    ),
                 },
                 required=("kind",),
             ),

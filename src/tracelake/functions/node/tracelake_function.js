@@ -48,6 +48,7 @@ class Task {
     this.config = event.config ?? {};
     this.inputs = event.inputs;
     this.outputs = event.outputs;
+    this.source = event.source ?? null;
     this.#leaseToken = event.lease_token;
     this.#token = event.capability_token;
     this.#url = url.replace(/\/+$/, "");
@@ -141,6 +142,18 @@ class Task {
     return done;
   }
 
+  /** The body of the webhook's delivery that the task is for, as it came, whatever its size: a Buffer. */
+  async sourceBody() {
+    const delivery = this.source?.delivery;
+    if (!delivery) throw new TaskError(404, "NoDelivery", "the task isn't for a delivery of a webhook");
+    if (delivery.body != null) return Buffer.from(delivery.body);
+    if (delivery.body_base64 != null) return Buffer.from(delivery.body_base64, "base64");
+    const headers = { "X-Trace-Task-Capability": this.#token };
+    const answer = await send("GET", `${this.#url}/v1/task/source-body`, headers, undefined, TIMEOUT_MS);
+    if (answer.status >= 300) throw refusal(answer.status, answer.body.toString());
+    return answer.body;
+  }
+
   /** Extend the lease; `cancel` in the answer means: stop. */
   async heartbeat() {
     const answer = await this.#call("heartbeat", {});
@@ -187,13 +200,18 @@ class Task {
   }
 }
 
-function post(url, headers, body, timeout) {
+async function post(url, headers, body, timeout) {
+  const sized = { ...headers, "Content-Length": Buffer.byteLength(body) };
+  const answer = await send("POST", url, sized, body, timeout);
+  return { status: answer.status, text: answer.body.toString() };
+}
+
+function send(method, url, headers, body, timeout) {
   return new Promise((resolve, reject) => {
-    const sized = { ...headers, "Content-Length": Buffer.byteLength(body) };
-    const request = http.request(url, { method: "POST", headers: sized, timeout }, (answer) => {
+    const request = http.request(url, { method, headers, timeout }, (answer) => {
       const parts = [];
       answer.on("data", (part) => parts.push(part));
-      answer.on("end", () => resolve({ status: answer.statusCode, text: Buffer.concat(parts).toString() }));
+      answer.on("end", () => resolve({ status: answer.statusCode, body: Buffer.concat(parts) }));
       answer.on("error", reject);
     });
     request.on("timeout", () => request.destroy(new Error("no answer in time")));

@@ -35,15 +35,16 @@ SELECT job_id FROM job WHERE dag_name = $1 AND name = $2 AND fingerprint = $3
 INSERT INTO job (job_id, org_id, dag_name, name, fingerprint, active, activation, source_kind, operator, config,
                  execution_strategy, update_strategy, unique_key, secrets, udf, trigger_count, runtime, max_attempts,
                  timeout_seconds, heartbeat_timeout_seconds, priority, max_concurrency, max_queue_depth,
-                 max_queue_age_seconds, idle_timeout_seconds, retry_base_seconds, retry_max_seconds)
+                 max_queue_age_seconds, idle_timeout_seconds, retry_base_seconds, retry_max_seconds, source, runs_code)
 VALUES ($1, $2, $3, $4, $5, true, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22,
-        $23, $24, $25, $26)
+        $23, $24, $25, $26, $27, $28)
 
 -- name: tune_job
 -- The settings by which a job is run; they may change without affecting its results.
 UPDATE job SET active = true, retired_at = NULL, runtime = $2, max_attempts = $3, timeout_seconds = $4,
        heartbeat_timeout_seconds = $5, priority = $6, max_concurrency = $7, max_queue_depth = $8,
-       max_queue_age_seconds = $9, idle_timeout_seconds = $10, retry_base_seconds = $11, retry_max_seconds = $12
+       max_queue_age_seconds = $9, idle_timeout_seconds = $10, retry_base_seconds = $11, retry_max_seconds = $12,
+       source = $13
 WHERE job_id = $1
 
 -- name: outrank

@@ -1,7 +1,7 @@
 -- name: definitions
 -- The immutable part of a job's generation.
 SELECT job_id, org_id, dag_name, name, operator, config, execution_strategy, update_strategy, unique_key, secrets,
-       udf, activation, source_kind
+       udf, activation, source_kind, runs_code
 FROM job WHERE job_id = ANY($1::uuid[])
 
 -- name: outputs
@@ -22,8 +22,12 @@ FROM dataset_version dv JOIN dataset d USING (dataset_uuid) WHERE dv.job_id = AN
 
 -- name: active_job
 -- A job by the name that people use.
-SELECT job_id, org_id, activation, source_kind, runtime, paused, bulk_held, backlog FROM job
+SELECT job_id, org_id, activation, source_kind, runtime, paused, bulk_held, backlog, runs_code FROM job
 WHERE dag_name = $1 AND name = $2 AND active
+
+-- name: is_paused
+-- Read under the job's lock.
+SELECT paused FROM job WHERE job_id = $1
 
 -- name: add_pause
 -- A paused job gets no new tasks and its tasks aren't claimed. The job's row is locked.

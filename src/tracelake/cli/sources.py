@@ -1,0 +1,209 @@
+"""``tracelake sources``: lists sources and their schedules, runs one now, and shows a webhook's secret."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracelake.cli.jobs import JobArgument, job_name
+from tracelake.cli.show import cell, counted, print_fields, print_json, print_table
+from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+
+if TYPE_CHECKING:
+    from tracelake.contracts.sources import SourceSummary
+
+sources_app = typer.Typer(help="Sources: schedules, webhooks, what they have accepted.", no_args_is_help=True)
+
+
+@sources_app.command("list")
+def list_sources(
+    url: UrlOption = None, token: TokenOption = None, home: HomeOption = None, as_json: JsonOption = False
+) -> None:
+    """List sources: how each is activated, its last and next tick, and how many requests wait while it is held.
+
+    Examples:
+
+        tracelake sources list
+
+        tracelake sources list --json
+    """
+    with connect(url, token, home) as client:
+        page = client.sources()
+    upcoming = {(each.dag_name, each.job): _next(each, page.now, 1) for each in page.sources}
+    if as_json:
+        print_json({"now": page.now, "sources": [_with_next(each, upcoming) for each in page.sources]})
+        return
+    if not page.sources:
+        typer.echo("no sources")
+        return
+    print_table(
+        ("SOURCE", "KIND", "RUNS", "ACTIVATED BY", "LAST", "NEXT", "WAITING", "STATE"),
+        [
+            (
+                f"{each.dag_name}/{each.job}",
+                each.kind,
+                each.operator if each.runs_code or each.kind == "always_on" else "-",
+                _activated_by(each),
+                _last(each),
+                next(iter(upcoming[each.dag_name, each.job]), None),
+                each.waiting or None,
+                _state(each, page.now),
+            )
+            for each in page.sources
+        ],
+    )
+
+
+def _with_next(source: SourceSummary, upcoming: dict[tuple[str, str], list[datetime]]) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(source)
+    return {**fields, "next": next(iter(upcoming[source.dag_name, source.job]), None)}
+
+
+def _activated_by(source: SourceSummary) -> str | None:
+    if source.schedule is not None:
+        return f"{source.schedule} {source.timezone}, catch up {source.catch_up}"
+    if source.signature is not None:
+        return f"{hook_path(source.dag_name, source.job)}, {source.signature}"
+    return None
+
+
+def hook_path(dag: str, job: str) -> str:
+    return f"/v1/hooks/{dag}/{job}"
+
+
+def _last(source: SourceSummary) -> object:
+    if source.last_tick is not None:
+        return datetime.fromtimestamp(source.last_tick, UTC)
+    return None if source.last_number is None else f"{source.last_number}, {cell(source.last_at)}"
+
+
+def _state(source: SourceSummary, now: datetime) -> str:
+    if source.paused:
+        return f"paused ({', '.join(source.pause_causes) or 'person'})"
+    if source.last_tick is not None and source.last_tick > now.timestamp() + 1:
+        return "its last tick is in the future: the clock was set back"
+    return "-"
+
+
+def _next(source: SourceSummary, now: datetime, count: int) -> list[datetime]:
+    if source.schedule is None or source.timezone is None:
+        return []
+    from tracelake.domain.schedule import next_ticks, parse_schedule
+
+    after = max(now, datetime.fromtimestamp(source.last_tick or 0, UTC))
+    return next_ticks(parse_schedule(source.schedule, source.timezone), after, count)
+
+
+@sources_app.command("next")
+def next_times(
+    job: JobArgument,
+    count: Annotated[int, typer.Option(min=1, max=1000, help="Number of ticks.")] = 5,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the next ticks of a cron source, in its own time zone and in UTC.
+
+    Examples:
+
+        tracelake sources next reports/nightly
+
+        tracelake sources next reports/nightly --count 20 --json
+    """
+    from zoneinfo import ZoneInfo
+
+    dag, name = job_name(job)
+    with connect(url, token, home) as client:
+        page = client.sources()
+    found = next((each for each in page.sources if (each.dag_name, each.job) == (dag, name)), None)
+    if found is None or found.timezone is None:
+        raise typer.BadParameter(f"there is no cron source {job}")
+    ticks = _next(found, page.now, count)
+    if as_json:
+        print_json(
+            {
+                "dag_name": dag,
+                "job": name,
+                "schedule": found.schedule,
+                "timezone": found.timezone,
+                "ticks": [{"tick": int(tick.timestamp()), "at": tick} for tick in ticks],
+            }
+        )
+        return
+    zone = ZoneInfo(found.timezone)
+    print_table(
+        (found.timezone, "UTC", "TICK"),
+        [
+            (tick.astimezone(zone).strftime("%a %Y-%m-%d %H:%M:%S %z"), tick, int(tick.timestamp()))
+            for tick in ticks
+        ],
+    )
+
+
+@sources_app.command()
+def run(
+    job: JobArgument,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a tick of a cron source now. Its schedule goes on as before.
+
+    Examples:
+
+        tracelake sources run reports/nightly
+    """
+    dag, name = job_name(job)
+    with connect(url, token, home) as client:
+        done = client.run_source(dag, name)
+    if as_json:
+        print_json(done)
+    elif done.kept:
+        typer.echo(f"tick {done.tick} is kept: {job} is paused")
+    else:
+        typer.echo(f"tick {done.tick}: {counted(done.tasks_created, 'task')} created")
+
+
+@sources_app.command()
+def secret(
+    job: JobArgument,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Make a new one; the one before is accepted a while longer.")
+    ] = False,
+    overlap_seconds: Annotated[
+        int,
+        typer.Option(min=0, max=30 * 24 * 3600, help="With --rotate: how long the one before is accepted."),
+    ] = 24 * 3600,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the secret of a webhook, once: its callers sign with it. It can't be shown again, only rotated.
+
+    Examples:
+
+        tracelake sources secret payments/calls
+
+        tracelake sources secret payments/calls --rotate --overlap-seconds 3600
+    """
+    dag, name = job_name(job)
+    with connect(url, token, home) as client:
+        found = client.webhook_secret(dag, name, rotate=rotate, overlap_seconds=overlap_seconds)
+    if as_json:
+        print_json(found)
+        return
+    print_fields(
+        (
+            ("path", found.path),
+            ("signature", found.signature),
+            ("secret", found.secret),
+            ("the one before", found.previous_until and f"accepted until {cell(found.previous_until)}"),
+        )
+    )

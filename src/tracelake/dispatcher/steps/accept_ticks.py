@@ -1,0 +1,108 @@
+"""Ticks of cron sources: a scheduler learns what is scheduled, and sends the ticks that it found due.
+
+The Dispatcher evaluates no schedule. It makes sure that a tick exists once: one that isn't later than the last is
+known and changes nothing, whatever scheduler sends it, however often, and whatever the clock does meanwhile; one
+from the future is refused. One scheduler acts at a time, by a lease that spares the others the work; that each tick
+exists once doesn't depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from tracelake.contracts.sources import (
+    SchedulesRequest,
+    SchedulesResponse,
+    SourceRan,
+    TickIn,
+    TickOut,
+    TickState,
+)
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.source_requests import (
+    AcceptedRequest,
+    SourceRequest,
+    accept_request,
+    counted,
+)
+from tracelake.domain.dag.model import SourceKind
+from tracelake.domain.errors import Conflict
+from tracelake.store import dags, jobs, sources
+from tracelake.store.db import DeployLock, Transaction, database_now
+from tracelake.store.sources import SourceRow
+
+SCHEDULER_LEASE_SECONDS = 10.0
+
+
+log = structlog.get_logger(__name__)
+
+
+async def schedules(ctx: StepContext, request: SchedulesRequest) -> SchedulesResponse:
+    """The schedules for the scheduler that acts; the others learn the time only."""
+
+    async def work(tx: Transaction) -> SchedulesResponse:
+        now = await database_now(tx)
+        if request.release:
+            await sources.release_scheduler_lease(tx, request.scheduler_id)
+            return SchedulesResponse(False, now)
+        if not await sources.take_scheduler_lease(tx, request.scheduler_id, SCHEDULER_LEASE_SECONDS):
+            return SchedulesResponse(False, now)
+        return SchedulesResponse(True, now, await sources.schedules(tx))
+
+    # A lease that a crash of the database forgets is taken again.
+    return await ctx.db.run(work, lock=DeployLock.NONE, durable=False)
+
+
+async def accept_ticks(ctx: StepContext, ticks: Sequence[TickIn]) -> list[TickOut]:
+    """Each tick in a transaction of its own, in the order given."""
+    return [await _accept_tick(ctx, tick) for tick in ticks]
+
+
+async def _accept_tick(ctx: StepContext, tick: TickIn) -> TickOut:
+    async def work(tx: Transaction) -> AcceptedRequest | TickState:
+        job = await jobs.find_active(tx, tick.dag_name, tick.job)
+        if job is None or job.source_kind is not SourceKind.CRON:
+            return "unknown"
+        row = await sources.lock(tx, tick.dag_name, tick.job)
+        if tick.tick <= _last(row):
+            return "known"
+        if tick.tick > row.now.timestamp():
+            return "early"
+        return await accept_request(ctx, tx, job, SourceRequest(SourceKind.CRON, tick.tick))
+
+    with ctx.metrics.timed("tick"):
+        done = await ctx.db.run(work, hot=True)
+    if not isinstance(done, AcceptedRequest):
+        ctx.metrics.source_requests.labels(SourceKind.CRON.value, done).inc()
+        return TickOut(tick.dag_name, tick.job, tick.tick, done)
+    counted(ctx, SourceKind.CRON, done)
+    state: TickState = "kept" if done.kept else "accepted"
+    return TickOut(tick.dag_name, tick.job, tick.tick, state, done.event_id, done.tasks_created)
+
+
+def _last(row: SourceRow) -> float:
+    """Ticks up to here exist already, or are from before the deploy."""
+    return max(-1 if row.last_tick is None else row.last_tick, row.since.timestamp())
+
+
+async def run_source(ctx: StepContext, dag: str, name: str, actor: str) -> SourceRan:
+    """Make a tick of this second, as if the source were scheduled now."""
+
+    async def work(tx: Transaction) -> tuple[int, AcceptedRequest]:
+        job = await jobs.active(tx, dag, name)
+        if job.source_kind is not SourceKind.CRON:
+            raise Conflict("NotCron", f"{dag}/{name} is not a cron source")
+        row = await sources.lock(tx, dag, name)
+        tick = int(row.now.timestamp())
+        if row.last_tick is not None and tick <= row.last_tick:
+            raise Conflict("TickExists", f"{dag}/{name} has a tick of this second, or a later one; try again")
+        done = await accept_request(ctx, tx, job, SourceRequest(SourceKind.CRON, tick))
+        await dags.audit(tx, ctx.org_id, actor, "run source", {"job": f"{dag}/{name}", "tick": tick})
+        return tick, done
+
+    tick, done = await ctx.db.run(work, hot=True)
+    counted(ctx, SourceKind.CRON, done)
+    log.info("source run", job=f"{dag}/{name}", tick=tick, actor=actor)
+    return SourceRan(dag, name, tick, done.kept, done.event_id, done.tasks_created)

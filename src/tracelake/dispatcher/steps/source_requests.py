@@ -1,0 +1,205 @@
+"""Requests of sources: a tick, a delivery or a trigger is accepted, and becomes one event or one task.
+
+A source without code has an event on output 0, a source with code a task whose payload says what it is for. While
+the source's job is paused or held, requests are kept: as events that don't count yet, which ``apply_backpressure``
+counts when the job is released, or, for code, as rows that become tasks then. Both go in the order in which they
+were accepted, each once, and one that comes while others wait, waits behind them.
+
+A request belongs to its source and not to a generation of the job. A deploy that replaces the job shelves tasks
+that haven't begun; their requests wait again, and the new generation runs them.
+
+Locks: the source's row first, then gates as every step takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
+from tracelake.dispatcher.steps.produced_events import ProducedEvent, Producer, resolve_events
+from tracelake.domain.dag.model import SourceKind
+from tracelake.store import jobs, outbox, sources
+from tracelake.store.db import DeployLock, Transaction
+from tracelake.store.jobs import ActiveJob, JobDefinition
+from tracelake.store.sources import DeliveryRow, WaitingRequest
+
+ROUTED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """``number`` is the tick, or comes next; ``scope`` are the blocks that a trigger names."""
+
+    kind: SourceKind
+    number: int
+    scope: Mapping[str, int] = field(default_factory=dict)
+    delivery: DeliveryRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRequest:
+    """``counted`` is the event or the task that it became. While it is ``kept``, its event doesn't count yet, and
+    there is no task."""
+
+    number: int
+    kept: bool
+    counted: CountedEvents = field(default_factory=CountedEvents)
+
+    @property
+    def event_id(self) -> int | None:
+        return self.counted.kept[0].event_id if self.counted.kept else None
+
+    @property
+    def tasks_created(self) -> int:
+        return len(self.counted.created)
+
+
+async def accept_request(
+    ctx: StepContext, tx: Transaction, job: ActiveJob, request: SourceRequest
+) -> AcceptedRequest:
+    """Record a request whose source's row is locked, and route it unless the source is held."""
+    definition = (await ctx.definitions.get(tx, [job.job_id]))[job.job_id]
+    dag, name = definition.dag_name, definition.name
+    is_tick = request.kind is SourceKind.CRON
+    await sources.advance(
+        tx,
+        dag,
+        name,
+        tick=request.number if is_tick else None,
+        number=None if is_tick else request.number,
+    )
+    if definition.runs_code:
+        return await _accept_for_code(ctx, tx, definition, request)
+    kept = job.keeps(bulk=False)
+    produced = await _produced(tx, definition, [request], held=kept)
+    done = await count_events(ctx, tx, produced, await open_gates(tx, produced))
+    # An event is all there is to a tick or a trigger. A delivery's id is kept, so that it is accepted once.
+    if request.delivery is not None:
+        await _add(tx, definition, request, routed=True)
+    return AcceptedRequest(request.number, kept, done)
+
+
+async def _accept_for_code(
+    ctx: StepContext, tx: Transaction, definition: JobDefinition, request: SourceRequest
+) -> AcceptedRequest:
+    await open_gates(tx, [], own_jobs=[definition.job_id])
+    held = await sources.held(tx, definition.job_id)
+    request_id = await _add(tx, definition, request, routed=not held)
+    if held:
+        return AcceptedRequest(request.number, kept=True)
+    created = await _create_tasks(ctx, tx, definition, [(request_id, request)])
+    return AcceptedRequest(request.number, kept=False, counted=created)
+
+
+async def _add(tx: Transaction, definition: JobDefinition, request: SourceRequest, *, routed: bool) -> int:
+    return await sources.add_request(
+        tx,
+        definition.org_id,
+        definition.dag_name,
+        definition.name,
+        request.kind,
+        request.number,
+        request.scope,
+        request.delivery,
+        routed=routed,
+    )
+
+
+def counted(ctx: StepContext, kind: SourceKind, accepted: AcceptedRequest) -> None:
+    """Count a request, after its commit."""
+    ctx.metrics.source_requests.labels(kind.value, "kept" if accepted.kept else "routed").inc()
+    _count(ctx, accepted.counted)
+    # A kept event is routed as soon as there is room, and new tasks may fill a queue.
+    ctx.queues.look_soon()
+
+
+def _count(ctx: StepContext, routed: CountedEvents) -> None:
+    for kept in routed.kept:
+        ctx.metrics.events.labels(kept.state.value).inc()
+    ctx.metrics.tasks_created.inc(len(routed.created))
+
+
+async def route_waiting(ctx: StepContext) -> int:
+    """Route what released sources have kept; returns how many requests."""
+    routed = 0
+    for dag, job in await ctx.db.run(sources.waiting_sources, lock=DeployLock.NONE):
+        while more := await _route_some(ctx, dag, job):
+            routed += more
+    return routed
+
+
+async def _route_some(ctx: StepContext, dag: str, name: str) -> int:
+    """The oldest requests of one source; 0 when none waits, or when it is held again."""
+
+    async def work(tx: Transaction) -> tuple[int, CountedEvents]:
+        none = 0, CountedEvents()
+        job = await jobs.find_active(tx, dag, name)
+        if job is None or job.source_kind in (None, SourceKind.ALWAYS_ON):
+            return none
+        await sources.lock(tx, dag, name)
+        waiting = await sources.waiting_requests(tx, dag, name, ROUTED_AT_ONCE)
+        if not waiting:
+            return none
+        definition = (await ctx.definitions.get(tx, [job.job_id]))[job.job_id]
+        produced = await _produced(tx, definition, waiting) if not definition.runs_code else []
+        gates = await open_gates(tx, produced, own_jobs=[job.job_id])
+        # Read again under the job's lock: it may have been paused since.
+        if await jobs.is_paused(tx, job.job_id):
+            return none
+        if definition.runs_code:
+            done = await _create_tasks(ctx, tx, definition, [(each.request_id, each) for each in waiting])
+        else:
+            done = await count_events(ctx, tx, produced, gates)
+        await sources.mark_routed(tx, [each.request_id for each in waiting])
+        return len(waiting), done
+
+    routed, done = await ctx.db.run(work)
+    _count(ctx, done)
+    return routed
+
+
+async def _produced(
+    tx: Transaction,
+    definition: JobDefinition,
+    requests: Sequence[SourceRequest | WaitingRequest],
+    *,
+    held: bool = False,
+) -> list[ProducedEvent]:
+    output = definition.outputs[0]
+    events = [EventIn(dataset_uuid=output.dataset_uuid, **_scope(request)) for request in requests]
+    return await resolve_events(
+        tx, Producer(definition.org_id, definition.job_id, active=True, held=held), definition, events
+    )
+
+
+def _scope(request: SourceRequest | WaitingRequest) -> dict[str, Any]:
+    """A trigger is about the blocks that it names. Ticks and deliveries are counted up to their own number."""
+    if request.kind is SourceKind.MANUAL:
+        return dict(request.scope)
+    return {"cursor": request.number}
+
+
+async def _create_tasks(
+    ctx: StepContext,
+    tx: Transaction,
+    definition: JobDefinition,
+    requests: Sequence[tuple[int, SourceRequest | WaitingRequest]],
+) -> CountedEvents:
+    created = await sources.create_tasks(
+        tx,
+        definition.job_id,
+        [
+            (
+                ctx.entropy.uuid(),
+                request_id,
+                {"kind": request.kind.value, "number": request.number, **request.scope},
+            )
+            for request_id, request in requests
+        ],
+    )
+    await outbox.wake(tx, created)
+    return CountedEvents(created=created)

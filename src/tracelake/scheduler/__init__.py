@@ -1,0 +1,1 @@
+"""The scheduler: evaluates the schedules of cron sources and sends their ticks to the Dispatcher."""

@@ -1,0 +1,271 @@
+"""Sources that are activated from outside: what they have accepted, their schedules, their secrets.
+
+A source goes by the names of its DAG and its job, through all generations of that job. Its row is a lock: accepting
+and routing requests of one source take turns under it, which makes their numbers rise and keeps their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tracelake.contracts.sources import ScheduledSource, SourcePage, SourceSummary
+from tracelake.domain.dag.model import CronSettings, SourceKind, SourceSettings, WebhookSettings
+from tracelake.domain.errors import NotFound
+from tracelake.postgres import sqlfiles
+from tracelake.store.db import Row, Transaction
+from tracelake.store.tasks import NewTask
+
+SQL = sqlfiles.load("tracelake.store.sql", "sources.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A locked source. ``allowance`` is what its rate limit left at ``allowed_at``."""
+
+    last_tick: int | None
+    last_number: int
+    since: datetime
+    allowance: float | None
+    allowed_at: datetime | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """What a webhook's caller sent. A body that isn't small is in the object store."""
+
+    delivery_id: str
+    content_type: str | None
+    body: bytes | None
+    body_location: str | None
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    request_id: int
+    kind: SourceKind
+    number: int
+    scope: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRequest:
+    """The request that a task is for."""
+
+    kind: SourceKind
+    number: int
+    scope: dict[str, int]
+    accepted_at: datetime
+    delivery: DeliveryRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """``secrets`` are those that are accepted now, the latest first."""
+
+    job_id: UUID
+    settings: WebhookSettings
+    secrets: tuple[str, ...]
+    now: datetime
+
+
+def settings_of(stored: Any) -> SourceSettings | None:
+    return None if stored is None else msgspec.convert(stored, SourceSettings)
+
+
+async def keep(tx: Transaction, org_id: UUID, dag: str, job: str, source: SourceSettings | None) -> None:
+    schedule = f"{source.schedule} {source.timezone}" if isinstance(source, CronSettings) else None
+    await tx.execute(SQL.keep_source, dag, job, org_id, schedule)
+
+
+async def retire_others(tx: Transaction, dag: str, jobs: Iterable[str]) -> None:
+    await tx.execute(SQL.retire_sources, dag, list(jobs))
+
+
+async def lock(tx: Transaction, dag: str, job: str) -> SourceRow:
+    row = await tx.fetchrow(SQL.lock_source, dag, job)
+    if row is None:
+        raise NotFound("UnknownSource", f"there is no source {dag}/{job}")
+    return SourceRow(**row)
+
+
+async def held(tx: Transaction, job_id: UUID) -> bool:
+    """Whether the source keeps what comes: it is paused, or earlier requests wait. Its job's row is locked."""
+    row = await tx.fetchrow(SQL.held, job_id)
+    return row is not None and bool(row["held"])
+
+
+async def advance(
+    tx: Transaction, dag: str, job: str, *, tick: int | None = None, number: int | None = None
+) -> None:
+    await tx.execute(SQL.advance_source, dag, job, tick, number)
+
+
+async def take_allowance(tx: Transaction, dag: str, job: str, left: float) -> None:
+    await tx.execute(SQL.take_allowance, dag, job, left)
+
+
+async def add_request(
+    tx: Transaction,
+    org_id: UUID,
+    dag: str,
+    job: str,
+    kind: SourceKind,
+    number: int,
+    scope: Mapping[str, int],
+    delivery: DeliveryRow | None,
+    *,
+    routed: bool,
+) -> int:
+    sent = delivery or DeliveryRow("", None, None, None, 0)
+    row = await tx.fetchrow(
+        SQL.add_request,
+        org_id,
+        dag,
+        job,
+        kind.value,
+        number,
+        dict(scope) or None,
+        sent.delivery_id or None,
+        sent.content_type,
+        sent.body,
+        sent.body_location,
+        sent.body_bytes if delivery else None,
+        routed,
+    )
+    assert row is not None
+    request_id: int = row["request_id"]
+    return request_id
+
+
+async def number_of_delivery(tx: Transaction, dag: str, job: str, delivery_id: str) -> int | None:
+    row = await tx.fetchrow(SQL.delivery, dag, job, delivery_id)
+    return row["number"] if row else None
+
+
+async def waiting_sources(tx: Transaction) -> list[tuple[str, str]]:
+    return [(row["dag_name"], row["job_name"]) for row in await tx.fetch(SQL.waiting_sources)]
+
+
+async def waiting_requests(tx: Transaction, dag: str, job: str, limit: int) -> list[WaitingRequest]:
+    return [
+        WaitingRequest(row["request_id"], SourceKind(row["kind"]), row["number"], row["scope"] or {})
+        for row in await tx.fetch(SQL.waiting_requests, dag, job, limit)
+    ]
+
+
+async def mark_routed(tx: Transaction, request_ids: Sequence[int]) -> None:
+    await tx.execute(SQL.mark_routed, list(request_ids))
+
+
+async def reopen(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    """Requests of tasks that were shelved: the next generation of the job runs them."""
+    if task_ids:
+        await tx.execute(SQL.reopen_requests, list(task_ids))
+
+
+async def create_tasks(
+    tx: Transaction, job_id: UUID, requests: Sequence[tuple[UUID, int, dict[str, Any]]]
+) -> list[NewTask]:
+    """``(new task id, request, cause)`` each, under the job's gate."""
+    if not requests:
+        return []
+    rows = await tx.fetch(
+        SQL.create_request_tasks,
+        job_id,
+        [request[0] for request in requests],
+        [request[1] for request in requests],
+        [request[2] for request in requests],
+    )
+    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
+
+
+async def requests_of(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, TaskRequest]:
+    if not task_ids:
+        return {}
+    return {row["task_id"]: _request(row) for row in await tx.fetch(SQL.requests_of_tasks, list(task_ids))}
+
+
+def _request(row: Row) -> TaskRequest:
+    kind = SourceKind(row["kind"])
+    delivery = None
+    if kind is SourceKind.WEBHOOK:
+        delivery = DeliveryRow(
+            row["delivery_id"], row["content_type"], row["body"], row["body_location"], row["body_bytes"]
+        )
+    return TaskRequest(kind, row["number"], row["scope"] or {}, row["accepted_at"], delivery)
+
+
+async def schedules(tx: Transaction) -> list[ScheduledSource]:
+    found = []
+    for row in await tx.fetch(SQL.schedules):
+        source = settings_of(row["source"])
+        assert isinstance(source, CronSettings)
+        after = row["since"]
+        if row["last_tick"] is not None:
+            after = max(after, datetime.fromtimestamp(row["last_tick"], after.tzinfo))
+        found.append(
+            ScheduledSource(
+                row["dag_name"], row["job"], source.schedule, source.timezone, source.catch_up, after
+            )
+        )
+    return found
+
+
+async def take_scheduler_lease(tx: Transaction, scheduler_id: str, seconds: float) -> bool:
+    return await tx.fetchrow(SQL.take_scheduler_lease, scheduler_id, seconds) is not None
+
+
+async def release_scheduler_lease(tx: Transaction, scheduler_id: str) -> None:
+    await tx.execute(SQL.release_scheduler_lease, scheduler_id)
+
+
+async def page(tx: Transaction, org_id: UUID, after: str, limit: int, now: datetime) -> SourcePage:
+    """Active sources by name; ``after`` is the ``next`` of the page before, DAG/JOB."""
+    dag, _, job = after.partition("/")
+    rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1)
+    found = [_summary(row) for row in rows[:limit]]
+    last = f"{found[-1].dag_name}/{found[-1].job}" if len(rows) > limit else None
+    return SourcePage(now, found, last)
+
+
+def _summary(row: Row) -> SourceSummary:
+    fields = {name: value for name, value in row.items() if name != "source"}
+    source = settings_of(row["source"])
+    own = msgspec.to_builtins(source) if source is not None else {}
+    return msgspec.convert({**own, **fields}, SourceSummary)
+
+
+async def webhook(tx: Transaction, dag: str, job: str) -> Webhook | None:
+    row = await tx.fetchrow(SQL.webhook, dag, job)
+    if row is None:
+        return None
+    source = settings_of(row["source"])
+    assert isinstance(source, WebhookSettings)
+    return Webhook(row["job_id"], source, tuple(row["secrets"]), row["now"])
+
+
+async def has_secret(tx: Transaction, dag: str, job: str) -> bool:
+    return await tx.fetchrow(SQL.has_secret, dag, job) is not None
+
+
+async def add_secret(tx: Transaction, dag: str, job: str, secret: str, *, shown: bool) -> None:
+    await tx.execute(SQL.add_secret, dag, job, secret, shown)
+
+
+async def show_secret(tx: Transaction, dag: str, job: str) -> str | None:
+    """None when it was shown before."""
+    row = await tx.fetchrow(SQL.show_secret, dag, job)
+    return row["secret"] if row else None
+
+
+async def expire_secret(tx: Transaction, dag: str, job: str, overlap_seconds: int) -> datetime | None:
+    row = await tx.fetchrow(SQL.expire_secret, dag, job, float(overlap_seconds))
+    return row["expires_at"] if row else None

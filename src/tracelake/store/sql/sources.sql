@@ -1,0 +1,161 @@
+-- name: keep_source
+-- A deployed source. Its ticks are due from now on if it is new, was away or has another schedule.
+INSERT INTO source AS s (dag_name, job_name, org_id, active, schedule) VALUES ($1, $2, $3, true, $4)
+ON CONFLICT (dag_name, job_name) DO UPDATE
+SET active = true, schedule = excluded.schedule,
+    since = CASE WHEN s.active AND s.schedule IS NOT DISTINCT FROM excluded.schedule THEN s.since ELSE tl_now() END
+
+-- name: retire_sources
+-- Sources that the DAG no longer has. What they accepted waits in case they come back.
+UPDATE source SET active = false WHERE dag_name = $1 AND active AND job_name <> ALL($2::text[])
+
+-- name: lock_source
+-- Requests of one source are accepted and routed one after the other, under its row.
+SELECT s.last_tick, s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
+FROM source s WHERE s.dag_name = $1 AND s.job_name = $2 FOR NO KEY UPDATE
+
+-- name: held
+-- Whether a source keeps its requests: its job is paused, or earlier ones wait. The job's row is locked.
+SELECT j.paused OR EXISTS (SELECT 1 FROM source_request r
+                           WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL) AS held
+FROM job j WHERE j.job_id = $1
+
+-- name: advance_source
+-- The last tick and the last number, which never go back.
+UPDATE source SET last_tick = greatest(last_tick, $3), last_number = greatest(last_number, $4), last_at = tl_now()
+WHERE dag_name = $1 AND job_name = $2
+
+-- name: take_allowance
+-- What the rate limit leaves after an accepted delivery.
+UPDATE source SET allowance = $3, allowed_at = tl_now() WHERE dag_name = $1 AND job_name = $2
+
+-- name: add_request
+-- An accepted request, routed at once or waiting.
+INSERT INTO source_request (org_id, dag_name, job_name, kind, number, scope, delivery_id, content_type, body,
+                            body_location, body_bytes, routed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, CASE WHEN $12 THEN tl_now() END)
+RETURNING request_id, accepted_at
+
+-- name: delivery
+-- A delivery that was accepted before, by the sender's id.
+SELECT request_id, number FROM source_request WHERE dag_name = $1 AND job_name = $2 AND delivery_id = $3
+
+-- name: waiting_sources
+-- Sources that may route what waits. Read from the index of waiting requests, source by source.
+WITH RECURSIVE waiting(dag_name, job_name) AS (
+    (SELECT dag_name, job_name FROM source_request WHERE routed_at IS NULL ORDER BY dag_name, job_name LIMIT 1)
+    UNION ALL
+    SELECT n.dag_name, n.job_name FROM waiting w CROSS JOIN LATERAL (
+        SELECT dag_name, job_name FROM source_request r
+        WHERE r.routed_at IS NULL AND (r.dag_name, r.job_name) > (w.dag_name, w.job_name)
+        ORDER BY r.dag_name, r.job_name LIMIT 1) n
+)
+SELECT w.dag_name, w.job_name FROM waiting w
+JOIN job j ON j.dag_name = w.dag_name AND j.name = w.job_name AND j.active AND NOT j.paused
+WHERE j.source_kind IN ('cron', 'webhook', 'manual')
+
+-- name: waiting_requests
+-- The oldest requests that a source has kept.
+SELECT request_id, kind, number, scope FROM source_request
+WHERE dag_name = $1 AND job_name = $2 AND routed_at IS NULL ORDER BY request_id LIMIT $3
+
+-- name: mark_routed
+-- These have become an event or a task.
+UPDATE source_request SET routed_at = tl_now() WHERE request_id = ANY($1::bigint[])
+
+-- name: reopen_requests
+-- Requests whose tasks were shelved with their job's generation, for the next one to run.
+UPDATE source_request r SET routed_at = NULL FROM task t
+WHERE t.task_id = ANY($1::uuid[]) AND t.kind = 'request' AND t.shelved AND r.request_id = t.request_id
+
+-- name: create_request_tasks
+-- One task per request, whose job is locked and not paused. One that was shelved goes on when its generation is
+-- deployed again. Of a capped job no more tasks are woken than may run.
+WITH made AS (
+    INSERT INTO task (task_id, org_id, job_id, kind, status, request_id, cause, parked)
+    SELECT c.task_id, j.org_id, j.job_id, 'request', 'Queued', c.request_id, c.cause, j.max_concurrency IS NOT NULL
+    FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS c(task_id, request_id, cause)
+    JOIN job j ON j.job_id = $1 AND j.active AND NOT j.paused
+    ORDER BY c.request_id
+    ON CONFLICT (job_id, request_id) WHERE kind = 'request' DO UPDATE
+    SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
+        error_message = NULL,
+        last_outcome = CASE WHEN task.attempt > 0 THEN 'Canceled' ELSE task.last_outcome END
+    WHERE task.shelved AND task.status = 'Canceled'
+    RETURNING task_id, job_id, seq
+)
+SELECT made.task_id, j.runtime,
+       row_number() OVER (ORDER BY made.seq) <= coalesce(j.max_concurrency, 2147483647) AS wake
+FROM made JOIN job j USING (job_id) ORDER BY made.seq
+
+-- name: requests_of_tasks
+-- What the tasks of sources are about.
+SELECT t.task_id, r.kind, r.number, r.scope, r.delivery_id, r.content_type, r.body, r.body_location, r.body_bytes,
+       r.accepted_at
+FROM task t JOIN source_request r USING (request_id) WHERE t.task_id = ANY($1::uuid[])
+
+-- name: schedules
+-- Every active cron source with its last tick.
+SELECT j.dag_name, j.name AS job, j.source, s.since, s.last_tick
+FROM job j JOIN source s ON s.dag_name = j.dag_name AND s.job_name = j.name
+WHERE j.active AND j.source_kind = 'cron' ORDER BY j.dag_name, j.name
+
+-- name: take_scheduler_lease
+-- One scheduler acts: the holder of the lease, or the first to ask once it has run out. A lease that ends later than any that
+-- was ever given is from before the clock was set back.
+INSERT INTO scheduler_lease AS l (holder, expires_at) VALUES ($1, tl_now() + make_interval(secs => $2))
+ON CONFLICT (only_one) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
+WHERE l.holder = excluded.holder OR l.expires_at <= tl_now() OR l.expires_at > excluded.expires_at
+RETURNING holder
+
+-- name: release_scheduler_lease
+-- A scheduler that stops lets the next one act at once.
+DELETE FROM scheduler_lease WHERE holder = $1
+
+-- name: list_sources
+-- A page of active sources, always-on ones included.
+SELECT j.dag_name, j.name AS job, j.source_kind AS kind, j.source, j.runs_code, j.operator, j.runtime, j.paused,
+       s.since, s.last_tick, nullif(s.last_number, 0) AS last_number, s.last_at,
+       (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
+        WHERE j.paused AND p.job_id = j.job_id) AS pause_causes,
+       (SELECT count(*) FROM (SELECT 1 FROM source_request r
+                              WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL
+                              LIMIT 10000) w)
+           + (SELECT count(*) FROM (SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
+                                    WHERE dv.job_id = j.job_id AND e.state = 'held' LIMIT 10000) w) AS waiting
+FROM job j LEFT JOIN source s ON s.dag_name = j.dag_name AND s.job_name = j.name
+WHERE j.active AND j.activation = 'source' AND j.org_id = $1 AND j.operator <> 'buffer_sink'
+  AND (j.dag_name, j.name) > ($2, $3)
+ORDER BY j.dag_name, j.name LIMIT $4
+
+-- name: webhook
+-- A webhook source with the secrets that are accepted now, latest first.
+SELECT j.job_id, j.source,
+       ARRAY(SELECT w.secret FROM installation.webhook_secret w
+             WHERE w.dag_name = j.dag_name AND w.job_name = j.name
+               AND (w.expires_at IS NULL OR w.expires_at > tl_now())
+             ORDER BY w.secret_id DESC LIMIT 3) AS secrets, tl_now() AS now
+FROM job j WHERE j.dag_name = $1 AND j.name = $2 AND j.active AND j.source_kind = 'webhook'
+
+-- name: has_secret
+-- Whether a webhook's secret was made.
+SELECT 1 FROM installation.webhook_secret WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL
+
+-- name: add_secret
+-- Made at deploy and by a rotation.
+INSERT INTO installation.webhook_secret (dag_name, job_name, secret, shown_at)
+VALUES ($1, $2, $3, CASE WHEN $4 THEN statement_timestamp() END)
+
+-- name: show_secret
+-- The secret, if nobody has seen it.
+UPDATE installation.webhook_secret SET shown_at = statement_timestamp()
+WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL AND shown_at IS NULL RETURNING secret
+
+-- name: expire_secret
+-- The secret before a rotation, accepted for a while; what has expired is forgotten.
+WITH forgotten AS (
+    DELETE FROM installation.webhook_secret
+    WHERE dag_name = $1 AND job_name = $2 AND expires_at <= tl_now()
+)
+UPDATE installation.webhook_secret SET expires_at = tl_now() + make_interval(secs => $3)
+WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL RETURNING expires_at

@@ -1,0 +1,314 @@
+"""Webhooks under attack: who may deliver, that each delivery counts once, and what a caller can't do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from standardwebhooks import Webhook
+
+from tests.support.conversation import Conversation, dag, reactive, source
+from tests.support.surfaces import Surfaces, open_surfaces
+from tracelake.contracts.sources import MAX_HOOK_BYTES, SecretRequest
+from tracelake.dispatcher.steps.accept_delivery import show_secret
+from tracelake.dispatcher.steps.context import HookLimits, StepContext
+from tracelake.dispatcher.steps.interventions import pause_job, resume_job
+from tracelake.dispatcher.steps.source_requests import route_waiting
+from tracelake.domain.dag.model import Signature
+from tracelake.domain.errors import Conflict, Unauthenticated
+from tracelake.domain.webhooks import judge_call, new_secret
+
+PATH = "/v1/hooks/chain/src"
+CODE = {"operator": "own", "runtime": "ecs_python"}
+
+
+@pytest.fixture
+def talk(ctx: StepContext) -> Conversation:
+    return Conversation(ctx)
+
+
+@pytest_asyncio.fixture
+async def ports(ctx: StepContext) -> AsyncIterator[Surfaces]:
+    async with open_surfaces(ctx) as opened:
+        yield opened
+
+
+def hook(signature: str = "standard", **fields: Any) -> dict[str, Any]:
+    how: dict[str, Any] = {"kind": "webhook", "signature": signature}
+    return {**source("src", **fields), "source": how}
+
+
+async def deployed(talk: Conversation, signature: str = "standard", **fields: Any) -> str:
+    await talk.deploy(dag(hook(signature, **fields), reactive("work", "src", strategy="PerUpdate")))
+    return await secret_of(talk)
+
+
+async def secret_of(talk: Conversation, *, rotate: bool = False, overlap: int = 3600) -> str:
+    shown = await show_secret(talk.ctx, "chain", "src", SecretRequest(rotate, overlap), "tester")
+    assert shown.secret not in repr(shown)
+    return shown.secret
+
+
+def signed(secret: str, body: bytes, message_id: str = "msg_1", at: float | None = None) -> dict[str, str]:
+    """Headers by the specification's own library."""
+    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": Webhook(secret).sign(message_id, moment, body.decode("latin-1")),
+    }
+
+
+async def call(ports: Surfaces, body: bytes, headers: dict[str, str], path: str = PATH) -> httpx.Response:
+    return await ports.user.post(path, content=body, headers=headers)
+
+
+async def test_a_signed_call_is_one_event_whose_cursor_is_its_number(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    secret = await deployed(talk)
+    for number in (1, 2):
+        body = b'{"n": %d}' % number
+        answer = await call(ports, body, signed(secret, body, f"msg_{number}"))
+        assert (answer.status_code, answer.json()) == (202, {"number": number, "known": False, "kept": False})
+    again = await call(ports, b"{}", signed(secret, b"{}", "msg_1"))
+    assert (again.status_code, again.json()["number"], again.json()["known"]) == (200, 1, True)
+    assert [row["range_end"] for row in await talk.events()] == [1, 2]
+    assert (await talk.lease("work")).read.upto == 2
+
+
+async def test_a_delivery_that_comes_twice_at_once_counts_once(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk)
+    headers = signed(secret, b"{}")
+    answers = await asyncio.gather(*(call(ports, b"{}", headers) for _ in range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [202]
+    assert {answer.json()["number"] for answer in answers} == {1}
+    assert len(await talk.events()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "reason"),
+    [
+        ({"webhook-signature": "v1,AAAA"}, 401, "WrongSignature"),
+        ({"webhook-id": "msg_2"}, 401, "WrongSignature"),
+        ({"webhook-signature": None}, 401, "SignatureMissing"),
+        ({"webhook-id": None, "webhook-timestamp": None, "webhook-signature": None}, 401, "SignatureMissing"),
+        ({"webhook-timestamp": "yesterday"}, 400, "MalformedSignature"),
+        ({"webhook-signature": "v1,x " * 40}, 400, "MalformedSignature"),
+        ({"authorization": "Bearer tlu_" + "x" * 43, "webhook-signature": None}, 401, "SignatureMissing"),
+    ],
+)
+async def test_a_call_that_is_not_signed_is_refused_and_leaves_nothing(
+    talk: Conversation, ports: Surfaces, changes: dict[str, str | None], status: int, reason: str
+) -> None:
+    secret = await deployed(talk)
+    headers = {k: v for k, v in {**signed(secret, b"{}"), **changes}.items() if v is not None}
+    before = await talk.everything()
+    answer = await call(ports, b"{}", headers)
+    assert (answer.status_code, answer.json()["reason"]) == (status, reason)
+    assert (await call(ports, b"{ }", signed(secret, b"{}"))).status_code == 401, "another body"
+    assert await talk.everything() == before
+    assert await talk.query("SELECT 1 FROM source_request") == []
+
+
+async def test_an_old_call_and_one_from_the_future_are_refused(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk)
+    for at in (time.time() - 3600, time.time() + 3600):
+        answer = await call(ports, b"{}", signed(secret, b"{}", at=at))
+        assert (answer.status_code, answer.json()["reason"]) == (400, "StaleDelivery")
+    # Without the secret nothing is learnt about time.
+    forged = signed(new_secret(), b"{}", at=time.time() - 3600)
+    assert (await call(ports, b"{}", forged)).status_code == 401
+
+
+async def test_an_unknown_source_costs_the_same_work_as_a_wrong_signature(
+    talk: Conversation, ports: Surfaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await deployed(talk)
+    work: list[int] = []
+    digest = hmac.digest
+
+    def counted(key: bytes, message: bytes, name: Any) -> bytes:
+        work.append(len(message))
+        return digest(key, message, name)
+
+    monkeypatch.setattr("tracelake.domain.standard_webhooks.hmac.digest", counted)
+    found = {}
+    for path in (PATH, "/v1/hooks/chain/gone", "/v1/hooks/else/src", "/v1/hooks/chain/work"):
+        work.clear()
+        answer = await call(ports, b"{}", signed(new_secret(), b"{}"), path)
+        found[path] = (answer.status_code, tuple(work))
+    assert [status for status, _ in found.values()] == [401, 404, 404, 404]
+    assert len({done for _, done in found.values()}) == 1
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    secret = await deployed(talk, **CODE)
+    largest = b"x" * MAX_HOOK_BYTES
+    assert (await call(ports, largest, signed(secret, largest))).status_code == 202
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 65_536
+            yield b"x" * 65_536
+
+    answer = await ports.user.post(PATH, content=endless(), headers=signed(secret, b"", "msg_2"))
+    assert answer.status_code == 413
+    assert read <= MAX_HOOK_BYTES + 2 * 65_536
+    announced = await ports.user.post(PATH, content=b"x" * 300 * 1024, headers=signed(secret, b"", "msg_3"))
+    assert announced.status_code == 413
+    assert len(await talk.query("SELECT 1 FROM source_request")) == 1
+
+
+async def test_deliveries_beyond_the_rate_are_refused_until_time_has_passed(
+    talk: Conversation, ctx: StepContext
+) -> None:
+    from dataclasses import replace
+
+    slow = replace(ctx, hook_limits=HookLimits(rate=0.5, burst=3))
+    secret = await deployed(talk)
+    async with open_surfaces(slow) as ports:
+        statuses = []
+        for number in range(5):
+            answer = await call(ports, b"{}", signed(secret, b"{}", f"msg_{number}"))
+            statuses.append(answer.status_code)
+        assert statuses == [202, 202, 202, 429, 429]
+        assert int(answer.headers["retry-after"]) == 2
+        # What isn't authentic uses nothing up, and what is known needs nothing.
+        assert (await call(ports, b"{}", signed(new_secret(), b"{}"))).status_code == 401
+        assert (await call(ports, b"{}", signed(secret, b"{}", "msg_0"))).status_code == 200
+        await talk.pass_time(4)
+        assert (await call(ports, b"{}", signed(secret, b"{}", "msg_9"))).status_code == 202
+
+
+async def test_a_secret_is_shown_once_and_rotated_with_an_overlap(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    old = await deployed(talk)
+    with pytest.raises(Conflict, match="shown before"):
+        await secret_of(talk)
+    await talk.deploy(dag(hook(max_attempts=5), reactive("work", "src", strategy="PerUpdate")))
+    new = await secret_of(talk, rotate=True, overlap=60)
+    assert (await call(ports, b"{}", signed(old, b"{}", "msg_1"))).status_code == 202
+    assert (await call(ports, b"{}", signed(new, b"{}", "msg_2"))).status_code == 202
+    await talk.pass_time(61)
+    later = time.time() + 61
+    assert (await call(ports, b"{}", signed(old, b"{}", "msg_3", later))).status_code == 401
+    assert (await call(ports, b"{}", signed(new, b"{}", "msg_4", later))).status_code == 202
+    asked = await ports.person.post("/v1/sources/chain/src/secret", json={})
+    assert (asked.status_code, asked.json()["reason"]) == (409, "SecretShown")
+    audit = await talk.query("SELECT action, subject::text FROM audit")
+    assert [row["action"] for row in audit if "secret" in row["action"]] == ["show secret", "rotate secret"]
+    assert all(secret not in row["subject"] for row in audit for secret in (old, new))
+
+
+async def test_githubs_calls(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk, "github")
+
+    def headers(body: bytes, delivery: str, key: str = secret) -> dict[str, str]:
+        digest = hmac.new(key.encode(), body, hashlib.sha256).hexdigest()
+        return {"X-Hub-Signature-256": f"sha256={digest}", "X-GitHub-Delivery": delivery}
+
+    body = b'{"action": "opened"}'
+    assert (await call(ports, body, headers(body, "72d3162e"))).status_code == 202
+    assert (await call(ports, body, headers(body, "72d3162e"))).status_code == 200
+    assert (await call(ports, body, headers(body, "72d3162f"))).json()["number"] == 2
+    assert (await call(ports, body, headers(body, "x", new_secret()))).status_code == 401
+    assert (await call(ports, body + b" ", headers(body, "x"))).status_code == 401
+    assert (await call(ports, body, signed(secret, body))).status_code == 401, "another scheme"
+    assert (await call(ports, body, headers(body, "a b"))).status_code == 400
+
+
+def test_githubs_own_example_verifies() -> None:
+    given = {
+        "x-hub-signature-256": "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
+        "x-github-delivery": "1",
+    }
+    key = "It's a Secret to Everybody"
+    assert judge_call(Signature.GITHUB, given, b"Hello, World!", [key], 0).delivery_id == "1"
+    with pytest.raises(Unauthenticated):
+        judge_call(Signature.GITHUB, given, b"Hello, World?", [key], 0)
+
+
+async def test_calls_with_a_bearer_token(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk, "bearer")
+    right = {"Authorization": f"Bearer {secret}"}
+    assert [(await call(ports, b"", right)).json()["number"] for _ in range(2)] == [1, 2]
+    keyed = {**right, "Idempotency-Key": "one"}
+    assert [(await call(ports, b"", keyed)).status_code for _ in range(2)] == [202, 200]
+    for wrong in ({}, {"Authorization": f"Basic {secret}"}, {"Authorization": f"Bearer {new_secret()}"}):
+        assert (await call(ports, b"", wrong)).status_code == 401
+    person = {"Authorization": f"Bearer {ports.user_token}"}
+    assert (await call(ports, b"", person)).status_code == 401, "a person's token is no webhook's"
+
+
+@pytest.mark.parametrize("body", [b'{"a": 1}', b"plain", b"\xff\x00binary", b"", b"y" * 100_000])
+async def test_code_gets_the_delivery_with_its_body_whatever_that_is(
+    talk: Conversation, ports: Surfaces, body: bytes
+) -> None:
+    secret = await deployed(talk, "github", **CODE)
+    digest = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    headers = {"X-Hub-Signature-256": f"sha256={digest}", "X-GitHub-Delivery": "d1"}
+    answer = await call(ports, body, {**headers, "Content-Type": "application/json"})
+    assert answer.status_code == 202
+    assert await talk.events() == []
+    claim = await talk.claim(await talk.only_queued("src"))
+    assert claim.task is not None
+    assert claim.task.source is not None
+    delivery: Any = claim.task.source.delivery
+    assert (delivery.number, delivery.id, delivery.bytes) == (1, "d1", len(body))
+    assert delivery.content_type == "application/json"
+    inline = base64.b64decode(delivery.body_base64) if delivery.body_base64 else None
+    if len(body) <= 32 * 1024:
+        assert (delivery.body.encode() if delivery.body is not None else inline) == body
+    else:
+        assert (delivery.body, inline) == (None, None)
+    assert claim.capability_token is not None
+    own = await ports.internal.get("/v1/task/source-body", headers=ports.task(claim.capability_token))
+    assert (own.status_code, own.content) == (200, body)
+    workers = await ports.worker.get(f"/internal/source-body?task_id={claim.task_id}")
+    assert workers.content == body
+    assert json.loads(json.dumps(answer.json())) == {"number": 1, "known": False, "kept": False}
+
+
+async def test_a_held_webhook_keeps_deliveries_and_delivers_them_in_order(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    secret = await deployed(talk, **CODE)
+    await pause_job(talk.ctx, "chain", "src")
+    for number in (1, 2, 3):
+        body = b"%d" % number
+        answer = await call(ports, body, signed(secret, body, f"msg_{number}"))
+        assert (answer.status_code, answer.json()["kept"]) == (202, True)
+    assert (await call(ports, b"1", signed(secret, b"1", "msg_1"))).status_code == 200
+    assert await talk.queued("src") == []
+    await resume_job(talk.ctx, "chain", "src")
+    await route_waiting(talk.ctx)
+    leases = [await talk.lease(task_id) for task_id in await talk.queued("src")]
+    bodies = [lease.payload.source.delivery.body for lease in leases]  # type: ignore[union-attr]
+    assert bodies == ["1", "2", "3"]
+
+
+async def test_sources_are_listed_without_their_secrets(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk)
+    await call(ports, b"{}", signed(secret, b"{}"))
+    answer = await ports.person.get("/v1/sources")
+    [listed] = answer.json()["sources"]
+    assert (listed["kind"], listed["signature"], listed["last_number"]) == ("webhook", "standard", 1)
+    assert secret not in answer.text
+    assert (await ports.user.get("/v1/sources")).status_code == 401
+    assert (await ports.user.post("/v1/sources/chain/src/secret")).status_code == 401
