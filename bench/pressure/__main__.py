@@ -36,8 +36,8 @@ from tracelake.store.db import Database, DeployLock, Transaction, open_pool
 
 DEPTH = 10
 ROUNDS = 30
-SCOPES = 6_000
-HOLDING_DEPTH = 2_500
+SCOPES = 2_000
+HOLDING_DEPTH = 800
 WARM_UP = 200
 SQL = sqlfiles.parse("graph", Path(__file__).with_name("graph.sql").read_text(encoding="utf-8"))
 
@@ -151,7 +151,6 @@ def _spread(seconds: list[float]) -> dict[str, float]:
 
 
 async def throughput(stack: Stack, scopes: int, turns: int) -> dict[str, Any]:
-    user, worker = await stack.user(), await stack.worker()
     kinds: dict[str, dict[str, Any]] = {
         "off": {},
         "on": {"max_queue_depth": 10_000_000, "max_queue_age": "1d"},
@@ -162,13 +161,15 @@ async def throughput(stack: Stack, scopes: int, turns: int) -> dict[str, Any]:
         for turn in range(turns):
             for kind, settings in kinds.items():
                 name = f"{kind}{turn}"
+                # New ones each time: the Dispatcher closes connections that are idle for as long as a turn takes.
+                user, worker = await stack.user(), await stack.worker()
                 await user.post("/v1/dags", chain(name, 3, **settings))
                 source = await hold_source(user, worker, name)
                 await source.announce(range(WARM_UP))
                 await fleet.until(f"{name}/step3", WARM_UP)
                 rates[kind].append(await _rate(source, fleet, name, scopes))
-    user.close()
-    worker.close()
+                user.close()
+                worker.close()
     best = {kind: max(found) for kind, found in rates.items()}
     return {
         "scopes": scopes,

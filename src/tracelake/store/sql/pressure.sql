@@ -133,8 +133,8 @@ WITH next AS (
         WHERE t.job_id = j.job_id AND t.status = 'Queued' AND t.parked AND t.ready_at <= tl_now()
           AND NOT (t.bulk AND j.bulk_held)
         ORDER BY t.bulk, t.seq
-        LIMIT least($2, j.max_concurrency - (SELECT count(*) FROM task r
-                                             WHERE r.job_id = j.job_id AND r.status = 'Running'))) t
+        LIMIT greatest(0, least($2, j.max_concurrency - (
+            SELECT count(*) FROM task r WHERE r.job_id = j.job_id AND r.status = 'Running')))) t
     WHERE j.job_id = $1
 ), free AS (
     SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED

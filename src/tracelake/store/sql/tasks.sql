@@ -221,8 +221,8 @@ WITH next AS (
             WHERE p.job_id = j.job_id AND p.status = 'Queued' AND p.parked AND p.ready_at <= tl_now()
               AND NOT (p.bulk AND j.bulk_held)
             ORDER BY p.bulk, p.seq
-            LIMIT least(f.slots, j.max_concurrency - (SELECT count(*) FROM task r
-                                                      WHERE r.job_id = j.job_id AND r.status = 'Running'))) t
+            LIMIT greatest(0, least(f.slots, j.max_concurrency - (
+                SELECT count(*) FROM task r WHERE r.job_id = j.job_id AND r.status = 'Running')))) t
         WHERE j.operator = f.operator AND j.active AND NOT j.paused
         ORDER BY is_bulk, t.seq LIMIT f.slots) q
 ), free AS (
