@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -29,6 +30,8 @@ _READ_BYTES = 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_LINES = 40
+# Between two line breaks, so that a program can't make its supervisor look at each of very many short lines.
+_TOO_LONG = re.compile(rb"[^\n]{%d,}" % (LONGEST_LINE + 1))
 # A Java stack trace means nothing to most people, and would push out the line that says what went wrong.
 _STACK = ("\tat ", "\t... ")
 
@@ -60,16 +63,33 @@ class CappedFile:
 
     def _without_long_lines(self, text: bytes) -> bytes:
         """A mark at the end of a line shows that it was cut; the end may come with a later piece."""
-        kept = bytearray()
-        for place, part in enumerate(text.split(b"\n")):
-            if place:
-                kept += b" (and %d bytes more)\n" % self._cut if self._cut else b"\n"
-                self._length = self._cut = 0
-            fitting = part[: LONGEST_LINE - self._length]
-            kept += fitting
-            self._length += len(fitting)
-            self._cut += len(part) - len(fitting)
-        return bytes(kept)
+        first, line_break, rest = text.partition(b"\n")
+        begun = self._fitting(first)
+        if not line_break:
+            return begun
+        whole, line_break, last = rest.rpartition(b"\n")
+        ended = begun + self._end_of_line() + _TOO_LONG.sub(_cut_line, whole) + line_break
+        return ended + self._fitting(last)
+
+    def _fitting(self, part: bytes) -> bytes:
+        """As much of a piece as its line has room for."""
+        fitting = part[: LONGEST_LINE - self._length]
+        self._length += len(fitting)
+        self._cut += len(part) - len(fitting)
+        return fitting
+
+    def _end_of_line(self) -> bytes:
+        ended = _mark(self._cut) + b"\n"
+        self._length = self._cut = 0
+        return ended
+
+
+def _cut_line(line: re.Match[bytes]) -> bytes:
+    return line[0][:LONGEST_LINE] + _mark(len(line[0]) - LONGEST_LINE)
+
+
+def _mark(cut: int) -> bytes:
+    return b" (and %d bytes more)" % cut if cut else b""
 
 
 class CappedLog:
