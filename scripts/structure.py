@@ -39,6 +39,9 @@ BEFORE = (
 """The figures of commit 3f56c1f, before related files were merged: with the test support that the package held then
 (``testing/``), and without it. In the order of ``_figure_lines``; printed by this module with ``--tree``."""
 
+_WITH_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+"""Nodes with imports in them: an expression has none."""
+
 Graph = Mapping[str, set[str]]
 
 
@@ -68,18 +71,19 @@ class Figures:
 
 def read_modules(tree: Path) -> dict[str, Module]:
     """Every module of the package, with what it imports of the package."""
-    parsed: dict[str, tuple[Path, ast.Module]] = {}
+    paths: dict[str, Path] = {}
     for path in sorted((tree / "src" / PACKAGE).rglob("*.py")):
         parts = list(path.relative_to(tree / "src").with_suffix("").parts)
         if parts[-1] == "__init__":
             parts.pop()
-        parsed[".".join(parts)] = path, ast.parse(path.read_text(encoding="utf-8"))
+        paths[".".join(parts)] = path
     modules = {}
-    for name, (path, syntax) in parsed.items():
-        lines = len(path.read_text(encoding="utf-8").splitlines())
+    for name, path in paths.items():
+        source = path.read_text(encoding="utf-8")
+        syntax, lines = ast.parse(source), len(source.splitlines())
         module = Module(name, lines, sum(_header_lines(syntax)), list(_public_names(syntax)))
         for target, is_lazy in _imports(syntax, lazy=False):
-            found = _module_of(target, parsed)
+            found = _module_of(target, paths)
             if found is not None and found != name:
                 (module.lazy if is_lazy else module.loads).add(found)
         modules[name] = module
@@ -132,8 +136,8 @@ def _imports(node: ast.AST, *, lazy: bool) -> Iterator[tuple[str, bool]]:
         elif isinstance(child, ast.Import):
             for alias in child.names:
                 yield alias.name, lazy
-        else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        elif isinstance(child, _WITH_STATEMENTS):
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from _imports(child, lazy=lazy or is_function)
 
 

@@ -9,6 +9,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ INDEX_OPTIONS = re.compile(
 EMIT_SWITCHES = re.compile(r"--no-emit-[a-z-]+")
 MACHINE_PATHS = re.compile("/(" + "|".join(("root", "work")) + ")/")
 SILENCED = re.compile(r"#\s*(type:\s*ignore|noqa|pyright:\s*ignore|mypy:\s*ignore)")
+BUILDING = (ast.JoinedStr, ast.BinOp, ast.Call)
+"""The expressions by which ``literal_text`` says that a string is built."""
 SQL_START = re.compile(
     r"\s*((SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE)\s"
     r"|(?i:select\s.*\sfrom\s|insert\s+into\s|update\s+\S+\s+set\s|delete\s+from\s"
@@ -74,6 +77,13 @@ def offending_lines(files: Iterator[Path], rule: re.Pattern[str]) -> list[str]:
     ]
 
 
+@lru_cache(maxsize=1)
+def parsed(source: str) -> ast.Module:
+    """One tree for all rules, and one at a time: collecting garbage among the trees of all files costs more than
+    they do."""
+    return ast.parse(source)
+
+
 def literal_text(node: ast.expr) -> str | None:
     """The text of a string that is built at run time, its holes written as ``{}``."""
     match node:
@@ -98,17 +108,21 @@ def beginning(node: ast.expr) -> str | None:
 
 def built_sql(source: str) -> list[int]:
     """Lines on which a string that begins like an SQL statement is put together."""
-    texts = (
-        (node.lineno, literal_text(node))
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.expr)
-    )
+    nodes = ast.walk(parsed(source))
+    texts = ((node.lineno, literal_text(node)) for node in nodes if isinstance(node, BUILDING))
     return sorted({line for line, text in texts if text is not None and SQL_START.match(text)})
 
 
 def lacks_docstring(source: str, name: str) -> bool:
     empty_init = name == "__init__.py" and not source.strip()
-    return not empty_init and not ast.get_docstring(ast.parse(source))
+    return not empty_init and not ast.get_docstring(parsed(source))
+
+
+@cache
+def judged(path: Path) -> tuple[list[int], bool]:
+    """The lines on which a file builds SQL, and whether it lacks a docstring."""
+    source = path.read_text(encoding="utf-8")
+    return built_sql(source), lacks_docstring(source, path.name)
 
 
 def test_no_file_names_a_package_registry() -> None:
@@ -139,12 +153,12 @@ def test_no_checker_is_silenced_in_the_source() -> None:
 
 def test_no_sql_is_built_from_strings() -> None:
     ours = [path for path in SOURCES if not path.is_relative_to(ATTACKS)]
-    found = {str(path.relative_to(ROOT)): built_sql(path.read_text(encoding="utf-8")) for path in ours}
+    found = {str(path.relative_to(ROOT)): judged(path)[0] for path in ours}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_every_module_says_what_it_promises() -> None:
-    silent = [path for path in SOURCES if lacks_docstring(path.read_text(encoding="utf-8"), path.name)]
+    silent = [path for path in SOURCES if judged(path)[1]]
     assert [str(path.relative_to(ROOT)) for path in silent] == []
 
 
