@@ -22,11 +22,13 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from tests.support.operator_scene import (
     SECRETS,
     attempt,
     begin,
+    clear,
     make_home,
     run_message,
     running_host,
@@ -38,6 +40,7 @@ from tracelake.sandbox.accounts import is_ours
 from tracelake.worker.host.client import HostSpec, OperatorHost
 from tracelake.worker.host.operator_pool import OperatorPool, ProcessKey, process_key
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 AS_ROOT = os.geteuid() == 0
 TOKEN = "worker-token-0123456789abcdef"
 AGAIN = "TRACELAKE_TEST_UNPRIVILEGED"
@@ -45,13 +48,22 @@ AGAIN = "TRACELAKE_TEST_UNPRIVILEGED"
 
 @pytest.fixture
 def spec(tmp_path: Path) -> HostSpec:
+    """Of a host of the test's own."""
     return make_home(tmp_path)
 
 
-@pytest.fixture
-async def host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
-    async with running_host(spec) as host:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OperatorHost]:
+    async with running_host(make_home(tmp_path_factory.mktemp("shared"))) as host:
         yield host
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def host(shared_host: OperatorHost) -> AsyncIterator[OperatorHost]:
+    """Of all tests of this file. Nothing of a test is left on it for the next one."""
+    yield shared_host
+    assert not shared_host.has_ended()
+    await clear(shared_host)
 
 
 @pytest.fixture
@@ -77,7 +89,8 @@ async def tried(host: OperatorHost, code: str) -> Any:
     return json.loads(told.output)
 
 
-async def test_no_secret_of_the_home_can_be_read(host: OperatorHost, spec: HostSpec) -> None:
+async def test_no_secret_of_the_home_can_be_read(host: OperatorHost) -> None:
+    spec = host.spec
     assert spec.home is not None
     paths = [str(spec.home / name) for name in SECRETS]
     for path in paths:
@@ -95,9 +108,8 @@ async def test_no_secret_of_the_home_can_be_read(host: OperatorHost, spec: HostS
     assert await tried(host, code) == []
 
 
-async def test_the_home_shows_an_empty_object_root_and_a_folder_of_its_own(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_the_home_shows_an_empty_object_root_and_a_folder_of_its_own(host: OperatorHost) -> None:
+    spec = host.spec
     (spec.object_root / "committed").write_text("rows")
     other = await spawn(host)
     (other.folder / "left").write_text("by another job")
@@ -184,7 +196,8 @@ async def test_no_other_process_can_be_traced_or_signalled(host: OperatorHost, s
     assert Path(f"/proc/{secret_keeper}").exists()
 
 
-async def test_covers_can_not_be_taken_away(host: OperatorHost, spec: HostSpec) -> None:
+async def test_covers_can_not_be_taken_away(host: OperatorHost) -> None:
+    spec = host.spec
     secret = str((spec.home or Path()) / "secrets.json")
     code = f"""
     import ctypes, json, os
@@ -279,8 +292,9 @@ print(json.dumps(done), flush=True)
 """
 
 
-async def test_neither_keyrings_nor_leases_can_be_had(host: OperatorHost, spec: HostSpec) -> None:
+async def test_neither_keyrings_nor_leases_can_be_had(host: OperatorHost) -> None:
     """Keyrings belong to a uid that others are given, leases make a file's readers wait. Also for a program."""
+    spec = host.spec
     assert await tried(host, REFUSED_CALLS) == []
     read, write = os.pipe()
     program = await host.start_program(
@@ -420,10 +434,9 @@ async def test_a_process_of_another_job_can_neither_be_seen_nor_signalled(host: 
     assert other.alive
 
 
-async def test_a_neighbour_on_the_machine_reaches_nothing_through_proc(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_a_neighbour_on_the_machine_reaches_nothing_through_proc(host: OperatorHost) -> None:
     """Whoever it is: here it is ``nobody``, whom other programs of the machine run as too."""
+    spec = host.spec
     if not AS_ROOT:
         # A user's own processes are one to the machine.
         return
@@ -475,8 +488,9 @@ print(json.dumps(done))
     assert json.loads(seen) == []
 
 
-async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost, spec: HostSpec) -> None:
+async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost) -> None:
     """Spark is such a program: its token and its files are not for operators to take."""
+    spec = host.spec
     read, write = os.pipe()
     code = "open('secret', 'w').write('x'); print('up', flush=True); import time; time.sleep(600)"
     program = await host.start_program(
@@ -500,8 +514,9 @@ async def test_an_operator_reaches_nothing_of_a_program(host: OperatorHost, spec
     assert (await program.kill()) is None
 
 
-async def test_a_program_finds_nothing_of_its_last_life(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_program_finds_nothing_of_its_last_life(host: OperatorHost) -> None:
     """Spark's tasks write in its folder, and could leave a module there for the server that is started next."""
+    spec = host.spec
     listings = []
     for _ in range(2):
         read, write = os.pipe()
@@ -618,7 +633,7 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
+async def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     if not AS_ROOT or AGAIN in os.environ:
         # It has just been shown.
         return
@@ -635,7 +650,8 @@ def test_all_of_it_holds_for_a_user_without_power_too(tmp_path: Path) -> None:
     )
     options = ("-q", "-x", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"))
     pytest_again = [sys.executable, "-m", "pytest", *options, *tests]
-    done = subprocess.run(
+    done = await asyncio.to_thread(
+        subprocess.run,
         [sys.executable, "-m", "tests.support.unprivileged", str(folder), *pytest_again],
         cwd=root,
         env={**os.environ, AGAIN: "1"},

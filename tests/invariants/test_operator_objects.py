@@ -18,27 +18,32 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import pytest_asyncio
 
-from tests.support.operator_scene import attempt, make_home, running_host, spawn
+from tests.support.operator_scene import attempt, clear, make_home, running_host, spawn
 from tests.support.worker_tasks import payload
 from tracelake.contracts.dispatcher_api import InputFile, OutputIn, PayloadOutput
 from tracelake.domain.errors import TracelakeError
 from tracelake.worker.host.client import HostSpec, OperatorHost, OperatorProcess
 from tracelake.worker.staging import AttemptObjects
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 AS_ROOT = os.geteuid() == 0
 CONTENT = "rows that others rely on"
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> HostSpec:
-    return make_home(tmp_path)
-
-
-@pytest.fixture
-async def host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
-    async with running_host(spec) as host:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OperatorHost]:
+    async with running_host(make_home(tmp_path_factory.mktemp("shared"))) as host:
         yield host
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def host(shared_host: OperatorHost) -> AsyncIterator[OperatorHost]:
+    """Of all tests of this file. Nothing of a test is left on it for the next one."""
+    yield shared_host
+    assert not shared_host.has_ended()
+    await clear(shared_host)
 
 
 class Attempt:
@@ -105,9 +110,8 @@ def tried(*paths):
 """
 
 
-async def test_files_that_it_reads_can_not_be_changed_and_others_are_not_there(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_files_that_it_reads_can_not_be_changed_and_others_are_not_there(host: OperatorHost) -> None:
+    spec = host.spec
     version, other = (f"dataset/{uuid4()}/version/{uuid4()}" for _ in range(2))
     path, elsewhere = await committed(host, version), await committed(host, other)
     reader = await Attempt.begin(host)
@@ -273,9 +277,8 @@ async def test_what_an_attempt_left_unreported_is_closed_to_everybody(host: Oper
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o700)
 
 
-async def test_a_program_sees_datasets_to_be_read_and_writes_where_it_is_told(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_a_program_sees_datasets_to_be_read_and_writes_where_it_is_told(host: OperatorHost) -> None:
+    spec = host.spec
     version = f"dataset/{uuid4()}/version/{uuid4()}"
     path = await committed(host, version)
     staging = spec.object_root / version / "task" / "1-1"

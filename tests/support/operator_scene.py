@@ -23,6 +23,7 @@ from tracelake import kernel
 from tracelake.contracts.dispatcher_api import TaskPayload
 from tracelake.contracts.operator_protocol import VERSION, Finished, FromOperator, Run
 from tracelake.logs import configure_logs
+from tracelake.trees import remove_tree
 from tracelake.worker.host.client import HostSpec, OperatorHost, OperatorProcess
 
 SECRETS = ("secrets.json", "worker_tokens", "dev.json", "keys/task.pem", "postgres/state/PG_VERSION")
@@ -73,6 +74,16 @@ async def running_host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
         yield host
     finally:
         await host.stop()
+
+
+async def clear(host: OperatorHost) -> None:
+    """End all that a test started on a host that tests share, and remove what it left in the object root."""
+    while host._hosted or host._removing:
+        for hosted in [*host._hosted.values()]:
+            await hosted.kill()
+        await asyncio.gather(*host._removing)
+    for left in host.spec.object_root.iterdir():
+        remove_tree(left)
 
 
 async def spawn(host: OperatorHost, *writes: str) -> OperatorProcess:

@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.support.operator_scene import (
     HELD,
     attempt,
     begin,
+    clear,
     code_that_holds,
     held_folder,
     is_held,
@@ -33,19 +35,29 @@ from tracelake.domain.errors import Invalid, TracelakeError, Unavailable
 from tracelake.worker.host.client import HostSpec, OperatorGone, OperatorHost, OperatorProcess
 from tracelake.worker.host.operator_pool import MAX_RUNS, OperatorPool, process_key
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 AS_ROOT = os.geteuid() == 0
 USE = process_key(run_message("try_code").task)
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> HostSpec:
+    """Of a host of the test's own."""
     return make_home(tmp_path)
 
 
-@pytest.fixture
-async def host(spec: HostSpec) -> AsyncIterator[OperatorHost]:
-    async with running_host(spec) as host:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OperatorHost]:
+    async with running_host(make_home(tmp_path_factory.mktemp("shared"))) as host:
         yield host
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def host(shared_host: OperatorHost) -> AsyncIterator[OperatorHost]:
+    """Of all tests of this file. Nothing of a test is left on it for the next one."""
+    yield shared_host
+    assert not shared_host.has_ended()
+    await clear(shared_host)
 
 
 async def test_an_attempt_runs_and_the_process_is_ready_for_the_next_one(host: OperatorHost) -> None:
@@ -94,7 +106,8 @@ async def test_copies_draw_different_random_numbers(host: OperatorHost) -> None:
     assert first.output != second.output
 
 
-async def test_who_ignores_signals_is_killed_with_its_children(host: OperatorHost, spec: HostSpec) -> None:
+async def test_who_ignores_signals_is_killed_with_its_children(host: OperatorHost) -> None:
+    spec = host.spec
     process = await spawn(host, HELD)
     code = """
     read, write = os.pipe()
@@ -129,7 +142,8 @@ print("daemon is there", flush=True)
 """
 
 
-async def test_a_daemon_is_found_and_ends_with_its_attempt(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_daemon_is_found_and_ends_with_its_attempt(host: OperatorHost) -> None:
+    spec = host.spec
     process = await spawn(host, HELD)
     told = await attempt(process, code_that_holds(held_folder(spec), DAEMON))
     assert told.finished.status == "Completed"
@@ -138,7 +152,8 @@ async def test_a_daemon_is_found_and_ends_with_its_attempt(host: OperatorHost, s
     assert not is_held(held_folder(spec) / "daemon")
 
 
-async def test_a_daemon_ends_when_its_operator_dies(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_daemon_ends_when_its_operator_dies(host: OperatorHost) -> None:
+    spec = host.spec
     process = await spawn(host, HELD)
     code = code_that_holds(held_folder(spec), DAEMON + "os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(OperatorGone, match="SIGSEGV"):
@@ -147,9 +162,8 @@ async def test_a_daemon_ends_when_its_operator_dies(host: OperatorHost, spec: Ho
     assert (await attempt(await spawn(host), "print(1)")).output == "1\n"
 
 
-async def test_many_leftovers_in_chains_and_groups_of_their_own_are_all_gone(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_many_leftovers_in_chains_and_groups_of_their_own_are_all_gone(host: OperatorHost) -> None:
+    spec = host.spec
     code = """
     read, write = os.pipe()
     for number in range(20):
@@ -255,7 +269,8 @@ async def test_an_operator_that_floods_or_does_not_listen_can_still_be_killed(ho
     await process.kill()
 
 
-async def test_a_program_runs_with_its_log_environment_and_folder(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_program_runs_with_its_log_environment_and_folder(host: OperatorHost) -> None:
+    spec = host.spec
     read, write = os.pipe()
     program = await host.start_program(
         ["/bin/sh", "-c", "pwd; echo $ANSWER; env | wc -l; exit 7"],
@@ -272,7 +287,8 @@ async def test_a_program_runs_with_its_log_environment_and_folder(host: Operator
     assert int(said[2]) <= 4
 
 
-async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorHost) -> None:
+    spec = host.spec
     code = """
     import os
     read, write = os.pipe()
@@ -302,7 +318,8 @@ async def test_a_program_that_is_killed_takes_its_children_along(host: OperatorH
         os.close(descriptor)
 
 
-async def test_a_program_that_does_not_exist_says_so(host: OperatorHost, spec: HostSpec) -> None:
+async def test_a_program_that_does_not_exist_says_so(host: OperatorHost) -> None:
+    spec = host.spec
     read, write = os.pipe()
     program = await host.start_program(
         ["/no/such/program"], {}, log=write, folder=spec.work_folder / "program"
@@ -347,9 +364,8 @@ async def test_when_the_hosts_guardian_is_killed_everything_is_gone_as_well(spec
         await _finished(process)
 
 
-async def test_a_leftover_that_flees_from_process_to_process_is_caught(
-    host: OperatorHost, spec: HostSpec
-) -> None:
+async def test_a_leftover_that_flees_from_process_to_process_is_caught(host: OperatorHost) -> None:
+    spec = host.spec
     code = """
     read, write = os.pipe()
     if os.fork() == 0:
