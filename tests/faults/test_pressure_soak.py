@@ -83,7 +83,8 @@ def test_a_queue_keeps_its_bound_whatever_dies(scene: WorkerScene) -> None:
     workers = [start(scene, f"w{number}") for number in range(2)]
     asked, deepest, held = 0, 0, 0
     ends, next_kill = time.monotonic() + SECONDS, time.monotonic() + 3
-    while time.monotonic() < ends:
+    # A slow machine may take longer to fill the queue than it is given.
+    while time.monotonic() < ends or (not held and time.monotonic() < ends + 120):
         with suppress(TracelakeError):
             scene.client.trigger(
                 "soak",
