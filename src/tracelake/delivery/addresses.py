@@ -28,6 +28,7 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+\Z")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\Z")
 #: Such a last label makes resolvers read a name as an IPv4 address in one of its odd spellings.
 _NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
+_BRACKETED = re.compile(r"\[[^][]*\](?::[0-9]*)?\Z")
 _WRAPPED = tuple(
     ipaddress.IPv6Network(each)
     for each in (
@@ -110,6 +111,9 @@ def read_url(url: str, schemes: Iterable[str], allowance: Allowance) -> tuple[Re
         raise Blocked(f"the address must begin with {' or '.join(f'{each}://' for each in schemes)}")
     if parts.scheme == "https" and "@" in parts.netloc:
         raise Blocked("the address holds a user or a password")
+    server = parts.netloc.rpartition("@")[2]
+    if port == 0 or ("[" in server and not _BRACKETED.match(server)):
+        raise Blocked("the address has no port that can be reached, or more than its host and port")
     host = _host(parts.hostname)
     endpoint = ReceiverEndpoint(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme])
     if parts.scheme == "http" and not allowance.covers(endpoint.host, endpoint.port):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, judge, read_url
+from tracelake.delivery.http_post import HttpPoster, NotSent
 from tracelake.domain.errors import Invalid
 
 NONE = Allowance()
@@ -64,6 +67,23 @@ def test_no_form_of_an_inner_address_is_accepted(address: str) -> None:
             "https://a..b/",
         ),
         *("https://example.org:99999/", "https://example.org:x/", "https://example.org/\r\nHost: inner"),
+        *(
+            "https://example.org:0/",
+            "https://example.org:-1/",
+            "https://@example.org/",
+            "https://:@example.org/",
+        ),
+        *("https://0x7f.1/", "https://017700000001/", "https://127.0.0.1./", "https://127.0.0.0x1/"),
+        # Full stops and digits that IDNA maps to ASCII, as they are and as percent signs.
+        *(
+            "https://127。0。0。1/",
+            "https://localhost。/",
+            "https://①②⑦.0.0.1/",
+            "https://127%E3%80%820.0.1/",
+            "https://%6c%6fcalhost/",
+        ),
+        *("https://[fe80::1%25lo]/", "https://[fe80::1%lo]/", "https://[::1]x/", "https://::1/"),
+        "https://inner;@example.org/",
         "https://example.org/" + "a" * 3000,
     ],
 )
@@ -80,6 +100,12 @@ def test_an_address_is_read_to_its_server_and_path() -> None:
     assert (endpoint.authority, endpoint.port, path) == ("[2606:4700::1]", 443, "/")
 
 
+def test_what_follows_the_server_is_never_read_as_one() -> None:
+    for url in ("https://example.org#@inner/", "https://example.org?@inner:1/", "https://example.org/@inner"):
+        endpoint, _ = read_url(url, ("https",), NONE)
+        assert (endpoint.host, endpoint.port) == ("example.org", 443)
+
+
 async def test_every_address_of_a_name_is_judged_at_each_connection() -> None:
     answers = [["1.1.1.1"], ["127.0.0.1"], ["1.1.1.1", "10.0.0.1"]]
 
@@ -92,6 +118,49 @@ async def test_every_address_of_a_name_is_judged_at_each_connection() -> None:
     for _ in range(2):
         with pytest.raises(Blocked):
             await addresses.of(endpoint)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "[::ffff:127.0.0.1]",
+            "[::FFFF:7F00:1]",
+            "[64:ff9b::7f00:1]",
+            "[fd00::1]",
+            "[::]",
+            "[2002:7f00:1::]",
+        ),
+        *("169.254.169.254", "100.64.0.1", "0.0.0.0", "127.0.0.1", "localhost", "localhost.", "LOCALHOST"),
+    ],
+)
+async def test_a_url_that_is_well_formed_and_leads_inside_is_refused_by_its_addresses(host: str) -> None:
+    """With the system's resolver, which needs no network for these."""
+    endpoint, _ = read_url(f"https://{host}/", ("https",), NONE)
+    with pytest.raises(Blocked):
+        await ReceiverAddresses(NONE).of(endpoint)
+
+
+async def test_a_name_that_resolves_to_loopback_at_the_second_look_is_never_connected_to() -> None:
+    """The poster looks once for each connection, and connects to what was judged, never to the name."""
+    arrived: list[object] = []
+    server = await asyncio.start_server(lambda reader, writer: arrived.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    looks: list[str] = []
+
+    async def rebind(host: str, _port: int) -> list[str]:
+        looks.append(host)
+        # A public address that nothing answers at once would cost a test time: the first look finds nothing.
+        return [] if len(looks) == 1 else ["127.0.0.1"]
+
+    poster = HttpPoster(ReceiverAddresses(NONE, rebind))
+    endpoint, path = read_url(f"https://rebinding.example:{port}/", ("https",), NONE)
+    async with server:
+        with pytest.raises(NotSent):
+            await poster.post(endpoint, path, {}, b"{}", 5)
+        with pytest.raises(Blocked):
+            await poster.post(endpoint, path, {}, b"{}", 5)
+    assert (looks, arrived) == (["rebinding.example"] * 2, [])
 
 
 async def test_only_allowed_hosts_may_be_inner_ones_and_plain() -> None:
