@@ -120,6 +120,20 @@ async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: D
     assert {each.state for each in scene.show().messages} == {"dropped", "sent"}
 
 
+async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    # A proxy's answer: the receiver may have done its work.
+    scene.receiver.answer = lambda _: (502, {}, b"")
+    async with scene.delivering():
+        await published(scene, "g1")
+        await scene.until_recorded(dead=1, waiting=0)
+        scene.receiver.answer = accept
+        await scene.retract("g1")
+        await scene.until_recorded(retracted=1, waiting=0, dead=0)
+        assert scene.buffers.site.client.replay_delivery("alerting", scene.name).replayed == 0
+    assert scene.receiver.notes()[-1] == ("retracted", "g1")
+
+
 async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(
     scene: DeliveryScene,
 ) -> None:

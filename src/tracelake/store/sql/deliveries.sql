@@ -89,10 +89,13 @@ RETURNING message_id, record_id, revision, made_at, kind, order_key, data, text,
           state
 
 -- name: drop_unsent
--- Rows that no longer hold and that no receiver has: they are never sent, also not by a replay.
-UPDATE delivery_message SET state = 'dropped', finished_at = tl_now(), last_error = 'it was retracted before it was sent'
-WHERE delivery_id = $1 AND record_id = ANY($2::text[]) AND kind = 'row' AND state IN ('waiting', 'dead')
-  AND NOT in_doubt AND NOT under_way
+-- Rows that no longer hold and that no receiver has, or that were given up: they are never sent, also not by a replay,
+-- which would come after their retraction.
+UPDATE delivery_message SET state = 'dropped', finished_at = tl_now(),
+       last_error = CASE WHEN in_doubt THEN 'it was retracted after tries of which one may have arrived'
+                         ELSE 'it was retracted before it was sent' END
+WHERE delivery_id = $1 AND record_id = ANY($2::text[]) AND kind = 'row'
+  AND (state = 'dead' OR (state = 'waiting' AND NOT in_doubt AND NOT under_way))
 RETURNING message_id
 
 -- name: add_retractions
