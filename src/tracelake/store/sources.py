@@ -171,6 +171,11 @@ async def reopen(tx: Transaction, task_ids: Sequence[UUID]) -> None:
         await tx.execute(SQL.reopen_requests, list(task_ids))
 
 
+async def take_over_kept(tx: Transaction, job_id: UUID, *, runs_code: bool) -> None:
+    """Events that earlier generations of a source kept while they were held: this one routes them, or runs them."""
+    await tx.execute(SQL.reopen_kept_events if runs_code else SQL.move_kept_events, job_id)
+
+
 async def create_tasks(
     tx: Transaction, job_id: UUID, requests: Sequence[tuple[UUID, int, dict[str, Any]]]
 ) -> list[NewTask]:

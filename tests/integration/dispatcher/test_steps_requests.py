@@ -360,3 +360,48 @@ async def test_a_person_runs_a_cron_source_now_and_its_schedule_goes_on(talk: Co
     assert tick.tick > ran.tick
     with pytest.raises(Conflict, match="not a cron source"):
         await run_source(talk.ctx, "chain", "work", "tester")
+
+
+async def test_a_tick_whose_attempt_ends_after_a_redeploy_goes_to_the_new_generation(
+    talk: Conversation,
+) -> None:
+    def file(setting: int) -> str:
+        return dag(cron(**CODE, config={"setting": setting}))
+
+    await talk.deploy(file(1))
+    ticks = await ticked(talk, 2)
+    released, failed = [await talk.lease(task_id) for task_id in await talk.queued("src")]
+    await talk.deploy(file(2))
+    # A worker that leaves, and one whose attempt would have been retried: neither may lose its tick.
+    await talk.complete(released, status="Released")
+    await talk.fail(failed)
+    await route_waiting(talk.ctx)
+    assert len(await talk.queued("src")) == 2
+    # Rolled back, they are the old generation's tasks again, the failed one as well.
+    await talk.deploy(file(1))
+    await route_waiting(talk.ctx)
+    again = [await talk.lease(task_id) for task_id in await talk.queued("src")]
+    assert [tick_of(lease) for lease in again] == ticks
+    assert [lease.task_id for lease in again] == [released.task_id, failed.task_id]
+
+
+@pytest.mark.parametrize("code", [False, True])
+async def test_events_kept_for_a_held_source_go_to_the_generation_that_replaces_it(
+    talk: Conversation, code: bool
+) -> None:
+    def file(**fields: Any) -> str:
+        return dag(cron(**fields), reactive("work", "src", strategy="PerUpdate"))
+
+    await talk.deploy(file())
+    await pause_job(talk.ctx, "chain", "src")
+    ticks = await ticked(talk, 3)
+    await talk.deploy(file(**CODE) if code else file(outputs=2))
+    await release(talk)
+    assert (await listed(talk)).waiting == 0
+    if code:
+        leases = [await talk.lease(task_id) for task_id in await talk.queued("src")]
+        assert [tick_of(lease) for lease in leases] == ticks
+    else:
+        found = [(row["range_end"], row["state"]) for row in await talk.events()]
+        assert found == [(tick, "counted") for tick in ticks]
+        assert (await talk.lease("work")).read.upto == ticks[-1]

@@ -29,7 +29,7 @@ from tracelake.dispatcher.steps.produced_events import ProducedEvent
 from tracelake.dispatcher.steps.publish_buffer import retract_buffers
 from tracelake.domain.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound, TracelakeError
 from tracelake.domain.task import Ending, Outcome, TaskKind, TaskStatus, check_may_act, decide_ending
-from tracelake.store import datasets, outbox, tasks
+from tracelake.store import datasets, outbox, sources, tasks
 from tracelake.store.db import LockMissing, Transaction
 from tracelake.store.tasks import AttemptEnd, EndedAttempt, NewTask, TaskRow
 
@@ -328,6 +328,13 @@ async def end_attempts(ctx: StepContext, tx: Transaction, over: Sequence[Attempt
             again.append(NewTask(end.task.task_id, end.task.runtime, bulk=end.task.is_bulk))
             times.append(written[end.task.task_id][1])
     await outbox.wake(tx, again, times)
+    # A request is its source's: what a retired generation leaves undone, the active one runs.
+    shelved = [
+        end.task.task_id
+        for end, ending in zip(over, endings, strict=True)
+        if ending.shelved and end.task.state.kind is TaskKind.REQUEST
+    ]
+    await sources.reopen(tx, shelved)
     await wake_next(ctx, tx, [end.task for end in over])
     return [
         EndedTask(ending, written[end.task.task_id][0]) for end, ending in zip(over, endings, strict=True)

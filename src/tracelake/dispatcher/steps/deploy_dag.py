@@ -183,6 +183,8 @@ class _Executor:
         job_id = found or await self._create(change, job)
         await dags.outrank(self._tx, job_id)
         await self._keep_source(change.dag, job)
+        if is_requested(job):
+            await sources.take_over_kept(self._tx, job_id, runs_code=job.runs_code)
         if job.source_kind is SourceKind.ALWAYS_ON:
             task_id = self._ctx.entropy.uuid()
             created = await tasks.create_source_task(self._tx, task_id, job_id, {"kind": "deploy"})

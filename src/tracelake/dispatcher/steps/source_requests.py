@@ -6,7 +6,8 @@ counts when the job is released, or, for code, as rows that become tasks then. B
 were accepted, each once, and one that comes while others wait, waits behind them.
 
 A request belongs to its source and not to a generation of the job. A deploy that replaces the job shelves tasks
-that haven't begun; their requests wait again, and the new generation runs them.
+that haven't begun or don't end well; their requests wait again, and the new generation runs them. It also takes
+over the events that the old one has kept.
 
 Locks: the source's row first, then gates as every step takes them.
 """

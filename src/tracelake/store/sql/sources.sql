@@ -64,9 +64,44 @@ WHERE dag_name = $1 AND job_name = $2 AND routed_at IS NULL ORDER BY request_id 
 UPDATE source_request SET routed_at = tl_now() WHERE request_id = ANY($1::bigint[])
 
 -- name: reopen_requests
--- Requests whose tasks were shelved with their job's generation, for the next one to run.
+-- Requests whose tasks were shelved with their job's generation, queued or at the end of an attempt, for the next one
+-- to run.
 UPDATE source_request r SET routed_at = NULL FROM task t
 WHERE t.task_id = ANY($1::uuid[]) AND t.kind = 'request' AND t.shelved AND r.request_id = t.request_id
+
+-- name: move_kept_events
+-- Events that other generations of a source without code have kept: they are this one's to route.
+UPDATE event e SET dataset_version = n.dataset_version
+FROM job j JOIN dataset_version n ON n.job_id = j.job_id AND n.output_index = 0
+JOIN job o ON o.dag_name = j.dag_name AND o.name = j.name AND o.job_id <> j.job_id
+JOIN dataset_version v ON v.job_id = o.job_id
+WHERE j.job_id = $1 AND e.dataset_version = v.dataset_version AND e.state = 'held'
+
+-- name: reopen_kept_events
+-- Events that generations without code have kept become requests again, for a generation that runs code. A delivery's
+-- request is there; a trigger had no number yet.
+WITH kept AS (
+    UPDATE event e SET state = 'old_version'
+    FROM job j JOIN job o ON o.dag_name = j.dag_name AND o.name = j.name
+    JOIN dataset_version v ON v.job_id = o.job_id
+    WHERE j.job_id = $1 AND e.dataset_version = v.dataset_version AND e.state = 'held'
+    RETURNING e.event_id, e.org_id, j.dag_name, j.name AS job_name, o.source_kind AS kind, e.kind AS shape,
+              e.range_start, e.range_end
+), numbered AS (
+    SELECT k.*, CASE WHEN k.kind = 'manual' THEN s.last_number + row_number() OVER (PARTITION BY k.kind ORDER BY k.event_id)
+                     ELSE k.range_end END AS number
+    FROM kept k JOIN source s USING (dag_name, job_name)
+), advanced AS (
+    UPDATE source s SET last_number = n.last FROM (
+        SELECT dag_name, job_name, max(number) AS last FROM numbered WHERE kind = 'manual' GROUP BY 1, 2) n
+    WHERE s.dag_name = n.dag_name AND s.job_name = n.job_name
+)
+INSERT INTO source_request (org_id, dag_name, job_name, kind, number, scope)
+SELECT org_id, dag_name, job_name, kind, number,
+       CASE WHEN kind <> 'manual' THEN NULL WHEN shape = 'cursor' THEN jsonb_build_object('cursor', range_end)
+            ELSE jsonb_build_object('start', range_start, 'end', range_end) END
+FROM numbered ORDER BY event_id
+ON CONFLICT (dag_name, job_name, kind, number) DO UPDATE SET routed_at = NULL
 
 -- name: create_request_tasks
 -- One task per request, whose job is locked and not paused. One that was shelved goes on when its generation is
@@ -81,7 +116,7 @@ WITH made AS (
     SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
         error_message = NULL,
         last_outcome = CASE WHEN task.attempt > 0 THEN 'Canceled' ELSE task.last_outcome END
-    WHERE task.shelved AND task.status = 'Canceled'
+    WHERE task.shelved
     RETURNING task_id, job_id, seq
 )
 SELECT made.task_id, j.runtime,
