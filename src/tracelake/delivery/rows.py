@@ -206,7 +206,8 @@ class RowPlanner:
         if holds:
             planned = self._planned(record, values, row)
             portion.rows.append(planned)
-            portion.size += len(planned.data) + len(planned.text or "")
+            # As it is sent: a character may have four bytes, and quotes within JSON are escaped once more.
+            portion.size += len(msgspec.json.encode(planned))
         else:
             portion.gone.append(GoneRow(record, row["revision"], row["made_at_revision"]))
         portion.upto = row["position"]
@@ -214,10 +215,10 @@ class RowPlanner:
         return True
 
     def _planned(self, record: str, values: dict[str, Any], row: StoredRow) -> PlannedRow:
-        data = msgspec.json.encode(_plain(values)).decode()
+        encoded = msgspec.json.encode(_plain(values))
         key = self._config.spec.key
         order = record if key is None else f"{key}={shown(values.get(key))}"[:4000]
-        size, refused = len(data), None
+        data, size, refused = encoded.decode(), len(encoded), None
         if size > MAX_MESSAGE_BYTES:
             data = ""
             refused = f"the row has {size:,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"

@@ -16,6 +16,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Protocol, assert_never
+from urllib.parse import unquote
 
 import msgspec
 
@@ -36,6 +37,8 @@ _UNAVAILABLE = 503
 #: A proxy answers these for a receiver that may have done its work.
 _DOUBTFUL = frozenset({408, 502, 504})
 _MAX_SUBJECT = 200
+_PATH_BREAK = re.compile("[/?&=;,]")
+_PART_CHARS = 6
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
@@ -210,19 +213,22 @@ async def _post(parts: TargetParts, url_secret: str, headers: Mapping[str, str],
     endpoint, path = _url(parts, url_secret)
     sent = {"Content-Type": "application/json", "User-Agent": "tracelake", "Accept": "*/*", **headers}
     try:
-        return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds))
+        return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds), path)
     except (Blocked, NotSent) as error:
         return TryResult("failed", error=_cut(str(error)))
     except TryUnanswered as error:
         return TryResult("failed", in_doubt=True, error=_cut(str(error)))
 
 
-def judge_answer(answer: ReceiverAnswer) -> TryResult:
+def judge_answer(answer: ReceiverAnswer, path: str = "/") -> TryResult:
+    """``path`` is the address's, which is a secret: an answer that repeats it isn't shown."""
     if 200 <= answer.status < 300:
         return TryResult("sent", status=answer.status)
     if 300 <= answer.status < 400:
         return TryResult("failed", status=answer.status, error="it redirects, and no redirect is followed")
     words = _CONTROL.sub(" ", answer.body[:200].decode("utf-8", "replace")).strip()
+    if _repeats(answer.body.decode("utf-8", "replace"), path):
+        words = "(its words are left out: they repeat the address)"
     error = _cut(f"it answered {answer.status}{f': {words}' if words else ''}")
     if answer.status == _GONE:
         return TryResult("gone", status=answer.status, error=error)
@@ -232,6 +238,12 @@ def judge_answer(answer: ReceiverAnswer) -> TryResult:
     return TryResult(
         "failed", in_doubt=answer.status in _DOUBTFUL, status=answer.status, error=error, hold_seconds=hold
     )
+
+
+def _repeats(text: str, path: str) -> bool:
+    """Whether a text has a part of an address that may be its secret, as pages for errors do."""
+    parts = [each for each in _PATH_BREAK.split(path) if len(each) >= _PART_CHARS]
+    return any(form in text for each in parts for form in (each, unquote(each)))
 
 
 def retry_after(text: str, now: datetime) -> float:
