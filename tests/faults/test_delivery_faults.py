@@ -166,6 +166,28 @@ async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(sce
         await scene.until_recorded(sent=2, waiting=0)
 
 
+async def test_a_refusal_from_before_the_resume_does_not_pause_the_delivery_again(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    released = asyncio.Event()
+
+    async def late() -> Reply:
+        await released.wait()
+        return 410, {}, b""
+
+    first = iter([late()])
+    scene.receiver.answer = lambda _: next(first, None) or (410, {}, b"")
+    async with scene.delivering():
+        await published(scene, "late1", "late2")
+        await scene.until("the pause", lambda: scene.show().status == "gone")
+        scene.receiver.answer = accept
+        assert scene.buffers.site.client.resume_delivery("alerting", scene.name).paused_by == []
+        released.set()
+        await scene.until_recorded(sent=2, waiting=0)
+        assert scene.show().paused_by == []
+
+
 async def test_retry_after_holds_back_the_whole_delivery(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery())
     turns = iter([(429, {"Retry-After": "1"}, b"")])

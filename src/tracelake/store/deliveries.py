@@ -188,6 +188,10 @@ async def start_tries(tx: Transaction, delivery_id: UUID, messages: Sequence[int
     return [row["message_id"] for row in await tx.fetch(SQL.start_tries, delivery_id, list(messages))]
 
 
+async def note_resume(tx: Transaction, delivery_id: UUID) -> None:
+    await tx.execute(SQL.note_resume, delivery_id)
+
+
 async def count_outcomes(
     tx: Transaction, delivery_id: UUID, sent: int, retracted: int, error: str | None
 ) -> None:

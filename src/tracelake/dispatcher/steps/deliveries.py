@@ -178,24 +178,24 @@ async def plan_delivery(ctx: StepContext, call: DeliveryPlan) -> DeliveryPlanned
 
 async def report_delivery(ctx: StepContext, call: DeliveryReport) -> DeliveryReported:
     """Record how tries ended, then those that begin."""
-    gone = [each for each in call.outcomes if each.result == "gone"]
 
-    async def work(tx: Transaction, delivery: LockedDelivery) -> DeliveryReported:
-        dropped: list[int] = []
-        if call.outcomes:
-            dropped = await _record(tx, delivery, call)
+    async def work(tx: Transaction, delivery: LockedDelivery) -> tuple[DeliveryReported, bool]:
+        dropped, refuses = await _record(tx, delivery, call) if call.outcomes else ([], False)
         started = (
             await deliveries.start_tries(tx, delivery.delivery_id, call.starting) if call.starting else []
         )
-        return DeliveryReported(started, dropped)
+        return DeliveryReported(started, dropped), refuses
 
-    response = await _fenced(ctx, call, work)
-    if gone:
+    response, refuses = await _fenced(ctx, call, work)
+    if refuses:
         await _pause_gone(ctx, call.task_id)
     return response
 
 
-async def _record(tx: Transaction, delivery: LockedDelivery, call: DeliveryReport) -> list[int]:
+async def _record(
+    tx: Transaction, delivery: LockedDelivery, call: DeliveryReport
+) -> tuple[list[int], bool]:
+    """The messages that were dropped, and whether the receiver wants no more."""
     ended = await deliveries.record_outcomes(tx, delivery.delivery_id, call.outcomes)
     sent = sum(row["result"] == "sent" and row["kind"] == "row" for row in ended)
     retracted = sum(row["result"] == "sent" and row["kind"] == "retracted" for row in ended)
@@ -207,7 +207,7 @@ async def _record(tx: Transaction, delivery: LockedDelivery, call: DeliveryRepor
         )
     error = failed[-1]["error"] or "it failed" if failed else None
     await deliveries.count_outcomes(tx, delivery.delivery_id, sent, retracted, error)
-    return dropped
+    return dropped, any(row["refuses"] for row in ended)
 
 
 async def _pause_gone(ctx: StepContext, task_id: UUID) -> None:
@@ -288,8 +288,10 @@ async def pause_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> l
 
 
 async def resume_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> list[str]:
-    """Also after the receiver was gone: the message that it refused is tried again."""
-    await _known(ctx, dag, name)
+    """Also after the receiver was gone: the message that it refused is tried again. Refusals that are still on their
+    way don't pause it again."""
+    delivery_id = await _known(ctx, dag, name)
+    await ctx.db.run(lambda tx: deliveries.note_resume(tx, delivery_id), lock=DeployLock.NONE)
     for cause in _CAUSES:
         await resume_job(ctx, dag, delivery_job(name), actor, cause)
     return await _causes(ctx, dag, name)
@@ -299,10 +301,12 @@ async def collect_messages(ctx: StepContext) -> int:
     return await ctx.db.run(lambda tx: deliveries.collect(tx, KEEP_DAYS, COLLECT_BATCH), lock=DeployLock.NONE)
 
 
-async def _known(ctx: StepContext, dag: str, name: str) -> None:
+async def _known(ctx: StepContext, dag: str, name: str) -> UUID:
     row = await ctx.db.run(lambda tx: _find(ctx, tx, dag, name), lock=DeployLock.NONE)
     if not row["active"]:
         raise Conflict("NotDeployed", f"no DAG has the delivery {dag}/{name} now")
+    delivery_id: UUID = row["delivery_id"]
+    return delivery_id
 
 
 async def _causes(ctx: StepContext, dag: str, name: str) -> list[str]:

@@ -19,6 +19,7 @@ CREATE TABLE delivery (
     last_error    text,
     last_error_at timestamptz,
     last_sent_at  timestamptz,
+    resumed_at    timestamptz,
     created_at    timestamptz NOT NULL DEFAULT tl_now(),
     UNIQUE (dag_name, name, dataset_uuid)
 );
@@ -26,7 +27,8 @@ CREATE UNIQUE INDEX delivery_active ON delivery (dag_name, name) WHERE active;
 
 -- One row per delivery, record and revision, and one more when it is retracted. `made_at` tells apart revisions that the
 -- schema counts itself. `handed`: the current attempt has it. `under_way`: a try has begun and its end isn't known;
--- `in_doubt`: an earlier one may have arrived.
+-- `in_doubt`: an earlier one may have arrived. `began_at` is of the last try: a refusal of one that began before the last
+-- resume (`resumed_at`) doesn't pause the delivery again.
 CREATE TABLE delivery_message (
     message_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     delivery_id uuid NOT NULL REFERENCES delivery,
@@ -42,6 +44,7 @@ CREATE TABLE delivery_message (
     tries       int NOT NULL DEFAULT 0,
     handed      boolean NOT NULL DEFAULT false,
     under_way   boolean NOT NULL DEFAULT false,
+    began_at    timestamptz,
     in_doubt    boolean NOT NULL DEFAULT false,
     next_try_at timestamptz NOT NULL DEFAULT tl_now(),
     last_status int,

@@ -115,7 +115,8 @@ ON CONFLICT (delivery_id, record_id, revision, made_at, kind) DO NOTHING
 RETURNING message_id, record_id, revision, made_at, kind, order_key, data, text, row_at, tries, 0::float8 AS wait_seconds
 
 -- name: record_outcomes
--- How tries ended. Only a try that had begun can end, so a repeated report changes nothing.
+-- How tries ended. Only a try that had begun can end, so a repeated report changes nothing. `refuses`: the receiver
+-- wants no more, and nobody has resumed the delivery since the try began.
 UPDATE delivery_message m
 SET under_way = false, tries = m.tries + 1, last_status = o.status, last_error = o.error,
     state = CASE o.result WHEN 'sent' THEN 'sent' WHEN 'dead' THEN 'dead' ELSE 'waiting' END,
@@ -123,9 +124,11 @@ SET under_way = false, tries = m.tries + 1, last_status = o.status, last_error =
     next_try_at = tl_now() + make_interval(secs => o.delay),
     finished_at = CASE WHEN o.result IN ('sent', 'dead') THEN tl_now() END
 FROM unnest($2::bigint[], $3::text[], $4::bool[], $5::int[], $6::text[], $7::float8[])
-     AS o(message_id, result, in_doubt, status, error, delay)
+     AS o(message_id, result, in_doubt, status, error, delay), delivery d
 WHERE m.message_id = o.message_id AND m.delivery_id = $1 AND m.under_way AND m.state = 'waiting'
-RETURNING m.message_id, m.record_id, m.kind, o.result, m.last_error AS error
+  AND d.delivery_id = m.delivery_id
+RETURNING m.message_id, m.record_id, m.kind, o.result, m.last_error AS error,
+          o.result = 'gone' AND m.began_at > coalesce(d.resumed_at, '-infinity') AS refuses
 
 -- name: drop_overtaken
 -- Rows that wait for another try, or were given up, although their record was retracted since.
@@ -154,9 +157,13 @@ RETURNING l.message_id
 
 -- name: start_tries
 -- Tries that are about to begin: from here on the receiver may have the message.
-UPDATE delivery_message SET under_way = true
+UPDATE delivery_message SET under_way = true, began_at = tl_now()
 WHERE delivery_id = $1 AND message_id = ANY($2::bigint[]) AND state = 'waiting'
 RETURNING message_id
+
+-- name: note_resume
+-- Refusals of tries that began before now don't count any more.
+UPDATE delivery SET resumed_at = tl_now() WHERE delivery_id = $1
 
 -- name: count_outcomes
 -- The delivery's counts, and since when it fails.
