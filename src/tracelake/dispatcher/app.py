@@ -276,7 +276,9 @@ def _functions(
     )
     look = partial(refresh_invokers, dispatch.ctx.db, invokers, fixed)
     sender = InvocationSender(dispatch, client, invokers, look, registry)
-    return FunctionInvocations(dispatch.ctx.db, invokers, look, sender, registry)
+    return FunctionInvocations(
+        dispatch.ctx.db, invokers, look, sender, registry, max_bulk_wait=settings.max_bulk_wait_seconds
+    )
 
 
 @asynccontextmanager

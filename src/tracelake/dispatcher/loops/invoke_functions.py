@@ -79,13 +79,18 @@ class FunctionInvocations:
         look: Callable[[], Awaitable[None]],
         sender: InvocationSender,
         registry: CollectorRegistry,
+        *,
+        max_bulk_wait: float = 0.0,
     ) -> None:
+        """Bulk tasks wait behind others that come up to ``max_bulk_wait`` seconds later."""
         self._db = db
         self._sender = sender
+        self._max_bulk_wait = max_bulk_wait
         self._invokers = known
         self._look = look
         self._looked_at = float("-inf")
         self._waiting: dict[UUID, tuple[OutboxEntry, Settle]] = {}
+        self._turns: dict[UUID, float] = {}
         self._in_hand: dict[UUID, asyncio.Task[None]] = {}
         self._stirred = asyncio.Event()
         waiting = Gauge("tracelake_invocations_waiting", "Tasks that wait for an invoker.", registry=registry)
@@ -94,6 +99,7 @@ class FunctionInvocations:
     def offer(self, entries: Sequence[OutboxEntry], settle: Settle) -> None:
         """Receive wake-ups. ``settle`` is called with those that are done with; any other stays in the outbox and
         comes again. A task that waits here already needs no second wake-up."""
+        now = asyncio.get_running_loop().time()
         for entry in entries:
             # The same entry comes again when its hold in the outbox ends. It isn't settled then: the outbox
             # is the only copy that survives this process. A second entry of the same task is superfluous.
@@ -102,6 +108,7 @@ class FunctionInvocations:
                 settle([entry.outbox_id])
             elif held is None and len(self._waiting) < MAX_WAITING:
                 self._waiting[entry.task_id] = (entry, settle)
+                self._turns[entry.task_id] = now + (self._max_bulk_wait if entry.bulk else 0.0)
         self._stirred.set()
 
     async def run(self) -> None:
@@ -128,6 +135,7 @@ class FunctionInvocations:
         self._sender.stop()
         # Waiting wake-ups are still in the outbox: another replica, or the next start, finds them there.
         self._waiting.clear()
+        self._turns.clear()
         if self._in_hand:
             _, late = await asyncio.wait(self._in_hand.values(), timeout=seconds / 2)
             # A cancelled call ends its attempt, which is another
@@ -149,8 +157,7 @@ class FunctionInvocations:
             await self._put_back(why)
 
     def _begin(self, now: float) -> None:
-        # Normal work first; within each, in the order in which it came.
-        for task_id in sorted(self._waiting, key=lambda waiting: self._waiting[waiting][0].bulk):
+        for task_id in sorted(self._waiting, key=self._turns.__getitem__):
             if len(self._in_hand) >= IN_HAND:
                 return
             # A retry's wake-up may come while the attempt before it is still being ended here.
@@ -162,6 +169,7 @@ class FunctionInvocations:
             # No await between the choice and the count of the
             # call, or two tasks would get the same free slot.
             entry, settle = self._waiting.pop(task_id)
+            del self._turns[task_id]
             settled = partial(settle, [entry.outbox_id])
             task = asyncio.create_task(self._sender.deliver(task_id, InvokerCall(invoker), settled))
             self._in_hand[task_id] = task
@@ -173,7 +181,7 @@ class FunctionInvocations:
 
     async def _put_back(self, why: str) -> None:
         # Swapped before the await: wake-ups that are offered meanwhile must not be dropped with these.
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._turns = self._waiting, {}, {}
         ids = [entry.outbox_id for entry, _ in waiting.values()]
         await self._db.run(
             lambda tx: outbox.failed(tx, ids, why, backoff=HELD_BACKOFF, max_tries=_NEVER_GIVEN_UP),
