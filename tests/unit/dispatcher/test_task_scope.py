@@ -63,6 +63,11 @@ def task(*reads: PayloadInput, scope: Span | None = None) -> TaskRow:
         idle_timeout_seconds=None,
         max_concurrency=None,
         now=NOW,
+        operator="noop",
+        bulk=False,
+        is_bulk=False,
+        held=False,
+        operator_cap=None,
     )
 
 
