@@ -132,7 +132,8 @@ def test_a_conversation_with_a_worker_is_followed_to_the_downstream_task(
 
     [downstream] = told(stack, "tasks", "--dag", dag, "--job", "second", "--status", "Queued")["tasks"]
     listing = said(stack, "tasks", "--dag", dag).splitlines()
-    assert listing[0].split() == ["TASK", "JOB", "SCOPE", "STATUS", "ATTEMPT", "CREATED", "WORKER", "ERROR"]
+    columns = "TASK JOB SCOPE STATUS ATTEMPT WAITS FOR CREATED WORKER ERROR"
+    assert listing[0].split() == columns.split()
     assert listing[1].startswith(f"{downstream['task_id']}  {dag}/second  0-99   Queued")
     shown = told(stack, "task", "show", task_id)
     assert [each["outcome"] for each in shown["attempts"]] == ["Completed"]
