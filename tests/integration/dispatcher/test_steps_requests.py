@@ -405,3 +405,15 @@ async def test_events_kept_for_a_held_source_go_to_the_generation_that_replaces_
         found = [(row["range_end"], row["state"]) for row in await talk.events()]
         assert found == [(tick, "counted") for tick in ticks]
         assert (await talk.lease("work")).read.upto == ticks[-1]
+
+
+async def test_a_tick_that_a_person_makes_loses_none_that_the_schedulers_have_missed(
+    talk: Conversation,
+) -> None:
+    await talk.deploy(dag(cron(**CODE, catch_up="all")))
+    await talk.pass_time(305)
+    ran = await run_source(talk.ctx, "chain", "src", "tester")
+    ticks = [tick_of(await talk.lease(task_id)) for task_id in await talk.queued("src")]
+    assert (len(ticks), ticks[-1]) == (6, ran.tick)
+    assert [tick % 60 for tick in ticks[:-1]] == [0] * 5
+    assert states(await Scheduler(talk.ctx).round()) == []

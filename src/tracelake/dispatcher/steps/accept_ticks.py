@@ -1,18 +1,20 @@
 """Ticks of cron sources: a scheduler learns what is scheduled, and sends the ticks that it found due.
 
-The Dispatcher evaluates no schedule. It makes sure that a tick exists once: one that isn't later than the last is
-known and changes nothing, whatever scheduler sends it, however often, and whatever the clock does meanwhile; one
-from the future is refused. One scheduler acts at a time, by a lease that spares the others the work; that each tick
-exists once doesn't depend on it.
+The Dispatcher evaluates no schedule, but for what is due when a person makes a tick. It makes sure that a tick
+exists once: one that isn't later than the last is known and changes nothing, whatever scheduler sends it, however
+often, and whatever the clock does meanwhile; one from the future is refused. One scheduler acts at a time, by a
+lease that spares the others the work; that each tick exists once doesn't depend on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import structlog
 
 from tracelake.contracts.sources import (
+    ScheduledSource,
     SchedulesRequest,
     SchedulesResponse,
     SourceRan,
@@ -29,6 +31,7 @@ from tracelake.dispatcher.steps.source_requests import (
 )
 from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import Conflict
+from tracelake.domain.schedule import due_ticks, parse_schedule
 from tracelake.store import dags, jobs, sources
 from tracelake.store.db import DeployLock, Transaction, database_now
 from tracelake.store.sources import SourceRow
@@ -88,7 +91,9 @@ def _last(row: SourceRow) -> float:
 
 
 async def run_source(ctx: StepContext, dag: str, name: str, actor: str) -> SourceRan:
-    """Make a tick of this second, as if the source were scheduled now."""
+    """Make a tick of this second, as if the source were scheduled now. What the schedulers have missed is made
+    first: afterwards it would be older than the last tick, and known."""
+    await accept_ticks(ctx, await _missed(ctx, dag, name))
 
     async def work(tx: Transaction) -> tuple[int, AcceptedRequest]:
         job = await jobs.active(tx, dag, name)
@@ -106,3 +111,18 @@ async def run_source(ctx: StepContext, dag: str, name: str, actor: str) -> Sourc
     counted(ctx, SourceKind.CRON, done)
     log.info("source run", job=f"{dag}/{name}", tick=tick, actor=actor)
     return SourceRan(dag, name, tick, done.kept, done.event_id, done.tasks_created)
+
+
+async def _missed(ctx: StepContext, dag: str, name: str) -> list[TickIn]:
+    """The ticks that a scheduler would send now, if one acted."""
+
+    async def look(tx: Transaction) -> tuple[list[ScheduledSource], datetime]:
+        return await sources.schedules(tx), await database_now(tx)
+
+    scheduled, now = await ctx.db.run(look, lock=DeployLock.NONE)
+    for source in scheduled:
+        if (source.dag_name, source.job) == (dag, name):
+            schedule = parse_schedule(source.schedule, source.timezone)
+            due = due_ticks(schedule, source.after, now, source.catch_up)
+            return [TickIn(dag, name, tick) for tick in due.ticks]
+    return []
