@@ -192,9 +192,7 @@ async def report_delivery(ctx: StepContext, call: DeliveryReport) -> DeliveryRep
     return response
 
 
-async def _record(
-    tx: Transaction, delivery: LockedDelivery, call: DeliveryReport
-) -> tuple[list[int], bool]:
+async def _record(tx: Transaction, delivery: LockedDelivery, call: DeliveryReport) -> tuple[list[int], bool]:
     """The messages that were dropped, and whether the receiver wants no more."""
     ended = await deliveries.record_outcomes(tx, delivery.delivery_id, call.outcomes)
     sent = sum(row["result"] == "sent" and row["kind"] == "row" for row in ended)
@@ -288,8 +286,8 @@ async def pause_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> l
 
 
 async def resume_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> list[str]:
-    """Also after the receiver was gone: the message that it refused is tried again. Refusals that are still on their
-    way don't pause it again."""
+    """Also after the receiver was gone: the message that it refused is tried again. Refusals that are still on
+    their way don't pause it again."""
     delivery_id = await _known(ctx, dag, name)
     await ctx.db.run(lambda tx: deliveries.note_resume(tx, delivery_id), lock=DeployLock.NONE)
     for cause in _CAUSES:
