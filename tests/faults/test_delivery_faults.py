@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.support.buffer_scene import open_buffer_scene
 from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept
+from tests.support.mail_server import MailServerOfTest
 from tests.support.proxies import CuttingProxy
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
@@ -125,13 +126,79 @@ async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene
     # A proxy's answer: the receiver may have done its work.
     scene.receiver.answer = lambda _: (502, {}, b"")
     async with scene.delivering():
-        await published(scene, "g1")
+        await published(scene, "dead-1")
         await scene.until_recorded(dead=1, waiting=0)
         scene.receiver.answer = accept
-        await scene.retract("g1")
+        await scene.retract("dead-1")
         await scene.until_recorded(retracted=1, waiting=0, dead=0)
         assert scene.buffers.site.client.replay_delivery("alerting", scene.name).replayed == 0
-    assert scene.receiver.notes()[-1] == ("retracted", "g1")
+    assert scene.receiver.notes()[-1] == ("retracted", "dead-1")
+
+
+async def test_a_finalized_delivery_sends_what_the_chain_made_final_and_never_what_it_took_back(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery(when="finalized"), scene.delivery("at-once"))
+    # Two tasks, of ten blocks each.
+    first, second = await scene.buffers.publisher(), await scene.buffers.publisher()
+    async with scene.delivering():
+        await first.publish({"key": "f1", "note": "f1"})
+        await scene.buffers.until_has("f1")
+        [(_, end)] = await scene.buffers.rows("SELECT key, scope_end FROM {} WHERE key = 'f1'")
+        await first.publish({"key": "f2", "note": "f2", "block_number": end + 3})
+        await scene.buffers.until_has("f2")
+        await second.publish({"key": "f3", "note": "f3", "block_number": end + 2})
+        await scene.buffers.until_has("f3")
+        await scene.until_recorded("at-once", sent=3)
+        assert scene.show().sent == 0
+        await scene.finalize(end)
+        await scene.until_recorded(sent=1)
+        # The row that holds f3 back is taken back before it is final.
+        await scene.retract("f2")
+        await scene.until_recorded("at-once", sent=3, retracted=1)
+        await scene.finalize(end + 2)
+        await scene.until_recorded(sent=2)
+        # And one that was final when it was retracted, as no chain should do, is retracted there.
+        await scene.retract("f3")
+        await scene.until_recorded(sent=2, retracted=1)
+    finalized = [
+        (each["type"], each["data"]["note"])
+        for each in scene.receiver.bodies()
+        if each["delivery"] == f"alerting/{scene.name}"
+    ]
+    assert finalized == [("row", "f1"), ("row", "f3"), ("retracted", "f3")]
+
+
+async def test_a_channel_and_a_mailbox_get_each_row_and_its_retraction(scene: DeliveryScene) -> None:
+    scene.deploy(
+        scene.delivery(to={"slack": {"url_secret": "HOOK"}}, template="{{severity}}: {{note}}"),
+        scene.delivery(
+            "mail",
+            to={"email": {"smtp_secret": "MAIL", "from": "a@b.example", "to": ["c@d.example"]}},
+            template="{{severity}}: {{note}}",
+        ),
+    )
+    note = "<!channel> & co\r\nBcc: victim@inner.example"
+    async with MailServerOfTest() as server:
+        mail = {"TRACELAKE_SECRET_MAIL": f"smtp://127.0.0.1:{server.port}"}
+        async with scene.delivering(secrets=mail):
+            publisher = await scene.buffers.publisher()
+            await publisher.publish({"key": "box", "note": note, "severity": "critical"})
+            for name in (scene.name, "mail"):
+                await scene.until_recorded(name, sent=1)
+            await scene.retract("box")
+            for name in (scene.name, "mail"):
+                await scene.until_recorded(name, retracted=1)
+    said = "critical: &lt;!channel&gt; &amp; co\r\nBcc: victim@inner.example"
+    assert scene.receiver.bodies() == [{"text": said}, {"text": f"[retracted] {said}"}]
+    first, back = server.mails
+    assert (first.recipients, first.mail["Bcc"], first.mail["Subject"]) == (
+        ("c@d.example",),
+        None,
+        "critical: <!channel> & co",
+    )
+    assert back.mail["Subject"] == "[retracted] critical: <!channel> & co"
+    assert back.mail["Message-ID"] != first.mail["Message-ID"]
 
 
 async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -40,6 +41,20 @@ COLUMNS = {
     "severity": "text",
     "payload": "jsonb",
 }
+FOLLOWER: Mapping[str, Any] = {
+    "name": "follower",
+    "activation": "source",
+    "runtime": "ecs_python",
+    "operator": "block_follower",
+    "source": {"kind": "always_on"},
+    "outputs": 3,
+    "config": {"chain_id": 31339, "rpc_pool": "main", "start_block": 0},
+}
+_FINALIZE = """INSERT INTO dataset_cursor (dataset_version, cursor, finalized)
+               SELECT dv.dataset_version, $1, $1 FROM dataset_version dv JOIN job j USING (job_id)
+               WHERE j.operator = 'block_follower' AND j.active
+               ON CONFLICT (dataset_version)
+               DO UPDATE SET cursor = excluded.cursor, finalized = excluded.finalized"""
 QUICK = Patience(
     backoff=Backoff(0.02, 0.1),
     gone_seconds=0.2,
@@ -83,8 +98,8 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+    async def open(self, tls: ssl.SSLContext | None = None) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -158,12 +173,16 @@ class DeliveryScene:
         }
 
     def deploy(self, *deliver: Mapping[str, Any]) -> None:
+        """Of a dataset whose producer has a chain upstream, which ``finalize`` alone moves."""
         job = {
             "name": "work",
             "activation": "reactive",
             "runtime": "ecs_python",
             "operator": "noop",
-            "inputs": [{"from": {"job": "src", "output": 0}}],
+            "inputs": [
+                {"from": {"job": "src", "output": 0}},
+                {"from": {"job": "follower", "output": 0}, "trigger": False},
+            ],
             "outputs": [{"name": "out", "storage": "none"}],
             "execution_strategy": "PerPartition",
         }
@@ -171,7 +190,7 @@ class DeliveryScene:
         dataset = {"storage": "postgres", "write_mode": "buffered", "schema": schema}
         dag = {
             "name": "alerting",
-            "jobs": [MANUAL_SOURCE, job],
+            "jobs": [MANUAL_SOURCE, FOLLOWER, job],
             "publish": {DATASET: dataset},
             "deliver": list(deliver),
         }
@@ -261,6 +280,14 @@ class DeliveryScene:
         try:
             await connection.execute(statement.format(f"data.d_{shown.dataset_version.hex}"), *arguments)
             await connection.execute("SELECT pg_notify('tracelake_rows', $1)", str(shown.dataset_version))
+        finally:
+            await connection.close()
+
+    async def finalize(self, block: int) -> None:
+        """The chain's last final block, as its follower's events report it."""
+        connection = await asyncpg.connect(self.buffers.site.databases.state_dsn)
+        try:
+            await connection.execute(_FINALIZE, block)
         finally:
             await connection.close()
 

@@ -67,6 +67,8 @@ class Mailer:
                 await session.submit(sender, recipients, mail)
         except TimeoutError:
             raise session.lost(f"no answer within {seconds:g} s") from None
+        except ssl.SSLError as error:
+            raise session.lost(_tls_failed(error)) from None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise session.lost(f"the connection failed: {type(error).__name__}") from None
         finally:
@@ -103,7 +105,7 @@ class _Session:
                     server_hostname=endpoint.host if endpoint.is_tls else None,
                 )
             except ssl.SSLError as error:
-                why = f"TLS failed: {error.reason or type(error).__name__}"
+                why = _tls_failed(error)
             except OSError as error:
                 why = f"can't connect: {error.strerror or type(error).__name__}"
             else:
@@ -178,3 +180,7 @@ class _Session:
                     )
                 return lines
         raise ValueError("the answer has too many lines")
+
+
+def _tls_failed(error: ssl.SSLError) -> str:
+    return f"TLS failed: {error.reason or type(error).__name__}"

@@ -39,7 +39,8 @@ _DOUBTFUL = frozenset({408, 502, 504})
 _MAX_SUBJECT = 200
 _PATH_BREAK = re.compile("[/?&=;,]")
 _PART_CHARS = 6
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
+#: With those above ASCII: what reads a header may take some of them for its end.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,129 @@
+"""Which rows become messages: those that are final, if the delivery waits for that; and what a message says."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.support.delivery_scene import Receiver
+from tracelake.contracts.deliveries import DeliveryConfig, DeliveryMessage, MessageKind, PlannedRow
+from tracelake.delivery.addresses import Allowance, ReceiverAddresses
+from tracelake.delivery.http_post import HttpPoster
+from tracelake.delivery.rows import RowPlanner, RowPortion
+from tracelake.delivery.smtp import Mailer
+from tracelake.delivery.targets import TargetParts, open_target
+from tracelake.domain.buffers import BufferSchema
+from tracelake.domain.dag.model import Column, ColumnType, DeliverySpec, DeliveryTime, SlackTarget
+from tracelake.tokens.named_secrets import SecretProvider
+
+WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
+COLUMNS = (
+    Column("key", ColumnType.TEXT),
+    Column("block_number", ColumnType.BIGINT),
+    Column("note", ColumnType.TEXT),
+    Column("payload", ColumnType.JSONB),
+)
+SCHEMA = BufferSchema(COLUMNS, ("key",))
+
+
+def config(**more: Any) -> DeliveryConfig:
+    spec = DeliverySpec(name="ops", dataset="alerts", to=SlackTarget("CHAT"), **more)
+    return DeliveryConfig(UUID(int=1), "dag", UUID(int=2), "", spec, SCHEMA)
+
+
+def row(position: int, block: int | None, **more: Any) -> dict[str, Any]:
+    fields = {"key": f"k{position}", "block_number": block, "note": "", "payload": None}
+    platform = {
+        "position": position,
+        "revision": 1,
+        "made_at_revision": 1,
+        "scope_end": 99,
+        "producer": "dag/work",
+        "retracted_at": None,
+        "written_at": WRITTEN,
+    }
+    return {**fields, **platform, **more}
+
+
+def planned(finalized: Mapping[str, int], *rows: Mapping[str, Any]) -> RowPortion:
+    planner, portion = RowPlanner(config(when=DeliveryTime.FINALIZED)), RowPortion(0)
+    for each in rows:
+        if not planner.add(portion, each, finalized):
+            break
+    return portion
+
+
+def test_a_row_is_final_with_its_block_or_else_with_the_last_block_of_its_task() -> None:
+    rows = (row(1, 10), row(2, 11), row(3, None), row(4, 5))
+    for finalized, upto in ((9, 0), (10, 1), (11, 2), (98, 2), (99, 4)):
+        portion = planned({"dag/work": finalized}, *rows)
+        # One that isn't final holds back those behind it, whatever their blocks are.
+        assert (portion.upto, len(portion.rows), portion.waits) == (upto, upto, upto < 4)
+
+
+def test_before_a_chain_is_known_to_be_final_anywhere_nothing_of_it_is_sent() -> None:
+    assert planned({"dag/work": -1}, row(1, 0)).waits
+
+
+def test_rows_of_a_producer_without_a_chain_are_sent_at_once_also_with_other_producers_around() -> None:
+    portion = planned({"dag/other": -1}, row(1, 10), row(2, None, scope_end=None))
+    assert (len(portion.rows), portion.waits) == (2, False)
+    assert planned({"dag/work": 0}, row(1, None, scope_end=None)).waits is False
+
+
+def test_a_retraction_waits_for_nothing() -> None:
+    portion = planned({"dag/work": 0}, row(1, 50, retracted_at=WRITTEN), row(2, 60))
+    assert (len(portion.rows), len(portion.gone), portion.upto, portion.waits) == (0, 1, 1, True)
+
+
+def text_of(template: str | None, **values: Any) -> PlannedRow:
+    portion = RowPortion(0)
+    assert RowPlanner(config(template=template)).add(portion, row(1, 7, **values), {})
+    [found] = portion.rows
+    return found
+
+
+@pytest.mark.parametrize("kind", ["row", "retracted"])
+@pytest.mark.parametrize("template", ["<https://example.org|open> {{note}} {{payload.to}} {{payload}}", None])
+async def test_what_a_channel_receives_calls_nobody_and_links_nowhere(
+    template: str | None, kind: MessageKind
+) -> None:
+    note = "<!channel> & <@U1> <https://evil.example|invoice> &lt;!here&gt;"
+    made = text_of(template, note=note, payload={"to": "<!everyone>", "<!here>": "<!subteam^S1>"})
+    receiver = Receiver()
+    await receiver.open()
+    addresses = ReceiverAddresses(Allowance.parse("127.0.0.1"))
+    # Plain text, so the system's authorities needn't be loaded.
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    poster = HttpPoster(addresses, tls)
+    secrets = SecretProvider({"TRACELAKE_SECRET_CHAT": receiver.url}, None)
+    channel = open_target(config(template=template), TargetParts(poster, Mailer(addresses, tls), secrets))
+    message = DeliveryMessage(1, "rec_1", 1, 1, kind, "k", made.data, made.text, WRITTEN, 0, 0)
+    assert (await channel.send(message)).result == "sent"
+    poster.close()
+    await receiver.close()
+    [received] = receiver.received
+    assert set(json.loads(received.body)) == {"text"}
+    text = received.json["text"]
+    own = "<https://example.org|open>" if template else ""
+    # The template's own link is its author's; nothing else is one.
+    assert text.count("<") == own.count("<")
+    assert own in text
+    assert "&lt;!channel&gt; &amp; &lt;@U1&gt;" in text
+    assert "&amp;lt;!here&amp;gt;" in text
+    assert text.startswith("[retracted] ") is (kind == "retracted")
+    # The text is made for the channel; the row itself is kept as it is.
+    assert json.loads(made.data)["note"] == note
+
+
+def test_a_cut_leaves_no_open_bracket() -> None:
+    for length in range(1_990, 2_003):
+        text = text_of("{{note}}", note="x" * length + "<!channel>").text or ""
+        assert "<" not in text
+    assert "<" not in (text_of(None, note="<!channel>" * 500).text or "")
