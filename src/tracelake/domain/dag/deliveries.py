@@ -25,7 +25,7 @@ from tracelake.domain.dag.model import (
     SlackTarget,
     WebhookTarget,
 )
-from tracelake.domain.dag.problems import Path, Problems
+from tracelake.domain.dag.problems import Path, Problems, Seq
 from tracelake.domain.errors import Invalid
 from tracelake.domain.template import parse_template
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Or, Predicate
@@ -120,18 +120,19 @@ def _secret(fields: Fields, name: str) -> str:
 
 
 def _read_email(fields: Fields) -> EmailTarget:
-    sender = fields.string("from") or ""
+    sender = fields.string("from")
     recipients = fields.strings("to")
-    if sender and not _MAILBOX.match(sender):
+    if sender is not None and not _MAILBOX.match(sender):
         fields.wrong("from", "must be one address like alerts@example.org")
-    if not fields.has("to"):
+    given = fields.node("to")
+    if given is None or (isinstance(given, Seq) and not given.items):
         fields.wrong("to", "is required: an address, or a list of them")
     if len(recipients) > MAX_RECIPIENTS:
         fields.wrong("to", f"more than {MAX_RECIPIENTS} addresses")
     for recipient in recipients:
         if not _MAILBOX.match(recipient):
             fields.wrong("to", f"{recipient[:80]!r} is not an address like ops@example.org")
-    return EmailTarget(_secret(fields, "smtp_secret"), sender, recipients)
+    return EmailTarget(_secret(fields, "smtp_secret"), sender or "", recipients)
 
 
 def check_deliveries(
