@@ -22,12 +22,11 @@ from tracelake.evm.devchain import jsonrpc
 from tracelake.evm.devchain.chain import DevChain
 from tracelake.evm.devchain.methods import ChainMethods
 from tracelake.evm.devchain.server import listen
-from tracelake.serving import listener
+from tracelake.serving import listener, small_http
 from tracelake.serving.http_limits import ConnectionLimiter, HttpLimits, Peer, peer_of, tuned
 from tracelake.serving.identity import Authentication, Identity
 from tracelake.serving.listener import Listener
 from tracelake.serving.small_http import ServedRequest, ServedResponse
-from tracelake.worker.lambda_ import invoke_server
 from tracelake.worker.lambda_.invoke_server import InvokeServer
 
 LONG = HttpLimits(head_seconds=60, body_seconds=60, idle_seconds=60)
@@ -171,7 +170,7 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (listener, invoke_server, jsonrpc):
+    for module in (listener, small_http, jsonrpc):
         monkeypatch.setattr(module, "CUT_SECONDS", 0.1)
 
 

@@ -149,7 +149,10 @@ class _MetricsConnection(ServedConnection):
             self._server.limiter.leave(self)
 
     def check_head(self, head: h11.Request) -> None:
-        """A request without a body costs little, and a connection goes on after an answer to all of it."""
+        """One that announces a body is refused, and its connection ends: nobody looks for where the body does."""
+        for name, value in head.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+                raise TooLarge("TooLarge", "a request here has no body")
 
     def take_piece(self, already: int, more: int) -> None:
         raise TooLarge("TooLarge", "a request here has no body")

@@ -50,7 +50,14 @@ def listeners(stack: AttackedStack) -> dict[str, tuple[str, int]]:
 def invoker_port(stack: AttackedStack) -> int | None:
     """None when functions don't run here, or the invoker listens on no port."""
     pid = stack.handle.pids.get("worker-lambda")
-    return next(iter(ports_of(pid)), None) if pid else None
+    monitored = {httpx.URL(url).port for url in stack.handle.metrics.values()}
+    return next((port for port in ports_of(pid) if port not in monitored), None) if pid else None
+
+
+def monitoring(stack: AttackedStack) -> dict[str, tuple[str, int]]:
+    """One of the ports that a part has for its metrics alone; all of them are served alike."""
+    ports = [port for url in stack.handle.metrics.values() if (port := httpx.URL(url).port)]
+    return {"metrics": ("127.0.0.1", ports[-1])}
 
 
 def ports_of(pid: int) -> list[int]:
@@ -405,7 +412,7 @@ def requests_are_not_smuggled(stack: AttackedStack) -> Verdict:
         "line feed in a name": b"GET /healthz HTTP/1.1\r\nHost: x\r\nX\rA: 1\r\n\r\n",
     }
     verdicts: list[tuple[str, Verdict]] = []
-    for listener, address in listeners(stack).items():
+    for listener, address in (listeners(stack) | monitoring(stack)).items():
         for name, text in texts.items():
             with _connected(address) as connection:
                 connection.sendall(text)
