@@ -237,5 +237,8 @@ END $$;
 CREATE OR REPLACE FUNCTION tracelake.signal_rows(version uuid) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF version IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'signal_rows needs a dataset version';
+    END IF;
     PERFORM pg_notify('tracelake_rows', version::text);
 END $$;
