@@ -17,8 +17,8 @@ from tracelake.domain.errors import Conflict
 from tracelake.hot import install as hot_install
 from tracelake.hot import put_functions
 
-CHANGED_SINCE_MIGRATIONS: frozenset[str] = frozenset()
-"""Functions, as ``schema.name``, whose files no longer say what the migrations before 0008 made."""
+CHANGED_SINCE_MIGRATIONS = frozenset({"tracelake.signal_rows"})
+"""Functions, as ``schema.name``, whose files don't say, or no longer say, what the migrations before 0008 made."""
 FUNCTIONS = """
 SELECT p.oid::regprocedure::text AS name, pg_get_functiondef(p.oid) AS definition,
        p.proowner::regrole::text AS owner, p.proacl::text AS acl
