@@ -25,7 +25,7 @@ from tracelake.delivery.rows import RowSignals
 from tracelake.delivery.smtp import Mailer
 from tracelake.delivery.targets import TRY_SECONDS, TargetParts
 from tracelake.domain.runtimes import DELIVERY
-from tracelake.leases.claim import wait_for_queue
+from tracelake.leases.claim import reach_stack
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.platform_task import CLAIMS_AT_ONCE, PlatformHolder, run_holder
 from tracelake.leases.presence import registered
@@ -76,12 +76,12 @@ async def run_delivery(
 async def _start(settings: DeliverySettings, parts: AsyncExitStack) -> PlatformHolder:
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
-    queue = await wait_for_queue(
+    queue = await reach_stack(
+        client,
         lambda: queues.open(settings.queue_dsn.reveal(), max_receives=_NEVER, pool_size=_POOL_SIZE),
         settings.queue,
     )
     parts.push_async_callback(queue.close)
-    await client.check()
     registration = WorkerRegistration(settings.worker_id[:200], DELIVERY, CLAIMS_AT_ONCE)
     await parts.enter_async_context(registered(client, registration))
     signals = RowSignals(settings.data_read_dsn)

@@ -58,8 +58,12 @@ def new_worker_id(runtime: str) -> str:
     return f"{runtime}:{socket.gethostname()[:100]}:{os.getpid()}-{secrets.token_hex(4)}"
 
 
-async def wait_for_queue(open_queue: Callable[[], Awaitable[Queue]], name: str) -> Queue:
-    """Open the queue, however long it takes until it can be reached; its absence is logged once."""
+async def reach_stack(
+    client: DispatcherClient, open_queue: Callable[[], Awaitable[Queue]], name: str
+) -> Queue:
+    """Open the queue, however long it takes until the Dispatcher and the queue can be reached; the queue's absence
+    is logged once. The Dispatcher comes first: it makes the login that the queue is opened with."""
+    await client.check()
     backoff = _BACKOFF.counter()
     while True:
         try:

@@ -21,7 +21,7 @@ from tracelake.contracts.buffers import SINK_QUEUE
 from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.domain.runtimes import SINK
 from tracelake.hot.buffers import BufferStore
-from tracelake.leases.claim import wait_for_queue
+from tracelake.leases.claim import reach_stack
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.platform_task import CLAIMS_AT_ONCE, PlatformHolder, run_holder
 from tracelake.leases.presence import registered
@@ -73,12 +73,12 @@ async def run_sink(
 async def _start(settings: SinkSettings, metrics: SinkMetrics, parts: AsyncExitStack) -> PlatformHolder:
     client = DispatcherClient(settings.internal_url, settings.worker_token)
     parts.push_async_callback(client.close)
-    queue = await wait_for_queue(
+    queue = await reach_stack(
+        client,
         lambda: queues.open(settings.queue_dsn.reveal(), max_receives=_NEVER, pool_size=_POOL_SIZE),
         settings.queue,
     )
     parts.push_async_callback(queue.close)
-    await client.check()
     registration = WorkerRegistration(settings.worker_id[:200], SINK, CLAIMS_AT_ONCE)
     await parts.enter_async_context(registered(client, registration))
     store = BufferStore(settings.data_write_dsn)

@@ -35,7 +35,7 @@ from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.domain.errors import Invalid, Unavailable
 from tracelake.domain.runtimes import ECS_SPARK, LAMBDA
 from tracelake.hot.commit import HotStore
-from tracelake.leases.claim import Load, wait_for_queue
+from tracelake.leases.claim import Load, reach_stack
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.leases.held_task import HeldTask, Stop
 from tracelake.leases.presence import registered
@@ -120,9 +120,8 @@ async def _start(
         engine = await _start_spark(settings, supply, parts, background)
     supply.warm_up()
     await parts.enter_async_context(background.running("the watch over operators", supply.watch()))
-    queue = await wait_for_queue(lambda: queues.open(settings.queue_dsn.reveal()), settings.queue)
+    queue = await reach_stack(client, lambda: queues.open(settings.queue_dsn.reveal()), settings.queue)
     parts.push_async_callback(queue.close)
-    await client.check()
     registration = WorkerRegistration(settings.worker_id[:200], settings.runtime, settings.concurrency)
     await parts.enter_async_context(registered(client, registration))
     # Before the first claim: a worker whose processes can't start must not hold tasks.
