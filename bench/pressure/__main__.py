@@ -1,11 +1,9 @@
 """``python -m bench.pressure``: how soon backpressure holds and releases, and what it costs, small and large.
-costs.
 
 One JSON line per workload:
 
-- ``reaction``: from the answer to the completion that fills a queue to the answer to the last granted claim of a
-held
-  job; from the answer to the completion that empties it below the low mark to the first granted claim.
+- ``reaction``: from the answer to the completion that fills a queue to the answer to the last granted claim of
+  a held job; from the answer to the completion that empties it below the low mark to the first granted claim.
 - ``throughput``: a chain of three no-op jobs, without thresholds, with thresholds that are never reached, and with
   one that holds and releases all the while; in turns, so that neighbours disturb all alike.
 - ``graph``: a look at 1,000 jobs with a million waiting tasks, all below their thresholds and with some above.

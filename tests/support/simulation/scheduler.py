@@ -203,12 +203,14 @@ class Turn:
     due: datetime | None
     future: asyncio.Future[Any]
     task: asyncio.Task[Any] | None = None
+    postponed: bool = False
 
 
 @dataclass(slots=True)
 class Odds:
     """How often a statement's process dies, how the interleaving leans, and how often an actor is passed over
-    for a long while: some races need one actor to stand still while others do all of their work."""
+    for a long while: some races need one actor to stand still while others do all of their work. ``slow_commit`` is
+    how often a commit takes that long: what it wrote is seen late, and its locks are held."""
 
     die: float = 0.0
     die_at_commit: float = 0.0
@@ -216,6 +218,7 @@ class Odds:
     tick: float = 0.1
     longest_tick: float = 5.0
     starve: float = 0.0
+    slow_commit: float = 0.0
 
 
 @dataclass(slots=True)
@@ -351,9 +354,20 @@ class Scheduler:
         same = [turn for turn in eligible if turn.actor == self._last]
         stick = same and self.rng.random() < self.odds.stick
         turn = self.rng.choice(same if stick else eligible or ready)
+        if self._commits_slowly(turn):
+            return
         self._waiting.remove(turn)
         self._last = turn.actor
         await self._take(turn)
+
+    def _commits_slowly(self, turn: Turn) -> bool:
+        if turn.postponed or turn.label != "COMMIT" or not self.odds.slow_commit:
+            return False
+        turn.postponed = True
+        slow = self.rng.random() < self.odds.slow_commit
+        if slow:
+            self._starved[turn.actor] = self._taken + self.rng.randint(20, 200)
+        return slow
 
     async def _take(self, turn: Turn) -> None:
         dies = None
