@@ -279,7 +279,8 @@ BUGS: dict[str, Bug] = {
         patch(route_events, "_update_jobs", lambda *_: set()), ("derive",)
     ),
     "route: joins meet nobody on the job's row": Bug(
-        patch(Consumer, "gated", only(True, False)), ("join",), {"people": 0}, {}, {"stick": 0.4, "slow_commit": 0.1},
+        patch(Consumer, "gated", only(True, False)), ("join",),
+        {"people": 0}, {}, {"stick": 0.4, "slow_commit": 0.1},
     ),
     "route: updates meet nobody on the job's row": Bug(
         patch(Consumer, "gated", only(False, True)), ("derive", "derive2", "log", "ranges"),

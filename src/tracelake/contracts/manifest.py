@@ -12,9 +12,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from tracelake.domain.block_range import MAX_BLOCK
+from tracelake.domain.where_bounds import ColumnBounds
 
 MAX_FILES = 10_000
 MAX_ENDPOINTS = 1000
+MAX_BOUNDS = 100
+MAX_BOUND_CHARS = 64
 
 Location = Annotated[str, Meta(min_length=1, max_length=2048)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -25,7 +28,9 @@ BlockHash = Annotated[str, Meta(pattern=r"\A0x[0-9a-f]{64}\Z")]
 
 
 class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file; ``min_block`` and ``max_block`` are those of its rows, null if rows have no block numbers."""
+    """One file; ``min_block`` and ``max_block`` are those of its rows, null if rows have no block numbers.
+    ``columns`` are bounds of whole numbers, booleans and short texts, as in the file's footer; a column may be
+    missing."""
 
     location: Location
     rows: Count
@@ -33,6 +38,7 @@ class ManifestFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     content_hash: Sha256
     min_block: Block | None = None
     max_block: Block | None = None
+    columns: Annotated[dict[str, ColumnBounds], Meta(max_length=MAX_BOUNDS)] | None = None
 
     def __post_init__(self) -> None:
         if (self.min_block is None) != (self.max_block is None):

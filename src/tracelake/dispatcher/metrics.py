@@ -61,6 +61,11 @@ class StepMetrics:
         self.reconciled = Counter(
             "tracelake_reconciled_total", "Tasks that the reconciler had to create.", registry=registry
         )
+        self.skipped = Counter(
+            "tracelake_scopes_skipped_total",
+            "Scopes without a task, since no row of them can match the where of their job's triggering inputs.",
+            registry=registry,
+        )
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

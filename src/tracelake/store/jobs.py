@@ -5,17 +5,20 @@ The last part serves the reconciler: it compares what upstream has committed wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind, Storage, UpdateStrategy
 from tracelake.domain.errors import NotFound
 from tracelake.domain.task import TaskStatus
+from tracelake.domain.where import Predicate
 from tracelake.postgres import sqlfiles
 from tracelake.store.db import Transaction
 
@@ -37,6 +40,8 @@ class JobInputRow:
     dataset_uuid: UUID
     dataset_version: UUID
     storage: Storage
+    trigger: bool
+    where: Predicate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,13 @@ async def _load(tx: Transaction, job_ids: list[UUID]) -> dict[UUID, JobDefinitio
     inputs: dict[UUID, list[JobInputRow]] = {job_id: [] for job_id in job_ids}
     for row in await tx.fetch(SQL.inputs, job_ids):
         inputs[row["job_id"]].append(
-            JobInputRow(row["dataset_uuid"], row["dataset_version"], Storage(row["storage"]))
+            JobInputRow(
+                row["dataset_uuid"],
+                row["dataset_version"],
+                Storage(row["storage"]),
+                row["trigger"],
+                msgspec.convert(row["where_tree"], Predicate) if row["where_tree"] is not None else None,
+            )
         )
     return {
         row["job_id"]: JobDefinition(
@@ -234,6 +245,44 @@ async def missing_scopes(
     # A page counts scopes with a task as well: the next one begins behind all that were looked at.
     return ScopePage(
         [scope for scope, has_task in scopes if not has_task], scopes[-1][0] if len(scopes) == limit else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRows:
+    """The rows of a scope in one triggering input, as far as they are known: their number, and their files."""
+
+    job_id: UUID
+    scope: BlockRange
+    input_index: int
+    row_count: int | None
+    files: Sequence[Mapping[str, Any]] | None
+
+
+async def skippable_scopes(tx: Transaction, scopes: Sequence[tuple[UUID, BlockRange]]) -> list[TriggerRows]:
+    rows = await tx.fetch(SQL.skippable_scopes, *_columns(scopes))
+    return [
+        TriggerRows(
+            row["job_id"],
+            BlockRange(row["range_start"], row["range_end"]),
+            row["input_index"],
+            row["row_count"],
+            row["files"],
+        )
+        for row in rows
+    ]
+
+
+async def skip_scopes(tx: Transaction, scopes: Sequence[tuple[UUID, BlockRange]]) -> int:
+    """Returns how many weren't skipped before."""
+    return len(await tx.fetch(SQL.skip_scopes, *_columns(scopes)))
+
+
+def _columns(scopes: Sequence[tuple[UUID, BlockRange]]) -> tuple[list[UUID], list[int], list[int]]:
+    return (
+        [job_id for job_id, _ in scopes],
+        [span.start for _, span in scopes],
+        [span.end for _, span in scopes],
     )
 
 

@@ -28,9 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tracelake.contracts.manifest import ChainEdges, Manifest, ManifestFile
+from tracelake.contracts.manifest import MAX_BOUND_CHARS, MAX_BOUNDS, ChainEdges, Manifest, ManifestFile
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Invalid
+from tracelake.domain.where_bounds import ColumnBounds
 from tracelake.durable_files import sync_folder
 from tracelake.evm.digit_columns import DIGIT_PARTS, digit_column_names, with_digit_columns
 from tracelake.objects.base import ObjectLocation, ObjectPrefix
@@ -272,6 +273,40 @@ def _check_blocks(blocks: pa.ChunkedArray, plan: ParquetPlan) -> None:
         )
 
 
+def column_bounds(schema: pa.Schema, footer: pq.FileMetaData) -> dict[str, ColumnBounds]:
+    """The bounds of columns whose kinds every reader orders alike: whole numbers, booleans and short texts."""
+    digits = set(digit_column_names(schema.names))
+    bounds: dict[str, ColumnBounds] = {}
+    for place, column in enumerate(schema):
+        # Of nested columns the footer has several, so places no longer agree.
+        if footer.num_columns != len(schema) or len(bounds) == MAX_BOUNDS:
+            break
+        kind = column.type
+        if column.name in digits or not (
+            pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+        ):
+            continue
+        if (known := _bounds_of(footer, place)) is not None:
+            bounds[column.name] = known
+    return bounds
+
+
+def _bounds_of(footer: pq.FileMetaData, place: int) -> ColumnBounds | None:
+    groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
+    if any(group is None or not group.has_null_count for group in groups):
+        return None
+    nulls = any(group.null_count for group in groups)
+    filled = [group for group in groups if group.num_values]
+    if any(not group.has_min_max for group in filled):
+        return None
+    if not filled:
+        return ColumnBounds(None, None, nulls)
+    low, high = min(group.min for group in filled), max(group.max for group in filled)
+    if isinstance(low, str) and max(len(low), len(high)) > MAX_BOUND_CHARS:
+        return None
+    return ColumnBounds(low, high, nulls)
+
+
 class ParquetFile:
     def __init__(
         self,
@@ -292,6 +327,7 @@ class ParquetFile:
         _make_folder(self._path.parent)
         self._file = _HashedFile(self._path)
         self._writer: pq.ParquetWriter | None = None
+        self._footer: list[pq.FileMetaData] = []
 
     def add(self, rows: pa.Table) -> None:
         if rows.num_rows and self._block_column is not None:
@@ -319,6 +355,7 @@ class ParquetFile:
             content_hash=digest,
             min_block=self._min,
             max_block=self._max,
+            columns=column_bounds(self._schema, self._footer[0]),
         )
 
     def discard(self) -> None:
@@ -337,7 +374,9 @@ class ParquetFile:
         """Write one row group; none for a table without rows."""
         if self._writer is None:
             options = self._layout.writer_options(self._schema, group)
-            self._writer = pq.ParquetWriter(self._file, self._schema, **options)
+            self._writer = pq.ParquetWriter(
+                self._file, self._schema, metadata_collector=self._footer, **options
+            )
         if group.num_rows:
             self._writer.write_table(group, row_group_size=group.num_rows)
 

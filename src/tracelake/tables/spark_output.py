@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import functions
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tracelake.contracts.manifest import Manifest, ManifestFile
 from tracelake.domain.errors import Invalid
+from tracelake.domain.where_bounds import ColumnBounds
 from tracelake.tables.parquet import CELL, ParquetPlan, check_columns, manifest_of, write_cells
 from tracelake.tables.stored_types import stored_schema
 
@@ -31,13 +33,14 @@ _REPORTED = pa.schema(
         ("content_hash", pa.string()),
         ("min_block", pa.int64()),
         ("max_block", pa.int64()),
+        ("columns", pa.string()),
         ("reason", pa.string()),
         ("problem", pa.string()),
     ]
 )
 _REPORTED_DDL = (
     "location string, rows bigint, bytes bigint, content_hash string, "
-    "min_block bigint, max_block bigint, reason string, problem string"
+    "min_block bigint, max_block bigint, columns string, reason string, problem string"
 )
 
 
@@ -51,9 +54,14 @@ def write_dataframe(
     for row in reported:
         if row["problem"] is not None:
             raise Invalid(row["reason"], row["problem"])
-    fields = ManifestFile.__struct_fields__
-    files = [ManifestFile(**{name: row[name] for name in fields}) for row in reported]
+    files = [_reported_file(row) for row in reported]
     return manifest_of(files, plan, schema, verified=verified)
+
+
+def _reported_file(row: dict[str, Any]) -> ManifestFile:
+    fields = {name: row[name] for name in ManifestFile.__struct_fields__}
+    fields["columns"] = msgspec.json.decode(row["columns"], type=dict[str, ColumnBounds])
+    return ManifestFile(**fields)
 
 
 def write_partition(plan: ParquetPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -62,6 +70,7 @@ def write_partition(plan: ParquetPlan, batches: Iterator[pa.RecordBatch]) -> Ite
     try:
         for file in write_cells(batches, plan):
             fields = {name: getattr(file, name) for name in file.__struct_fields__}
+            fields["columns"] = msgspec.json.encode(file.columns).decode()
             yield pa.RecordBatch.from_pylist([fields], schema=_REPORTED)
     except Invalid as error:
         problem = {"reason": error.reason, "problem": error.message}

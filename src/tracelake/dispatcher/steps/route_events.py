@@ -1,8 +1,8 @@
 """Step 2, route: creates the tasks of dependent jobs for everything that now counts, and their wake-ups.
 
-PerPartition jobs get a task for each scope that all their triggering inputs have committed; PerUpdate jobs have one
-waiting task that reads up to wherever its inputs are when it is claimed. Routing twice creates nothing twice:
-unique keys in the database see to that.
+PerPartition jobs get a task for each scope that all their triggering inputs have committed, but for those in
+which no row can match (``skip_scopes``); PerUpdate jobs have one waiting task that reads up to wherever its inputs
+are when it is claimed. Routing twice creates nothing twice: unique keys in the database see to that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.skip_scopes import skip_scopes
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy
 from tracelake.store import datasets, outbox, tasks
@@ -46,7 +47,11 @@ async def route(
     """
     # Before tasks are made: an update is only created if its job's cursor lies behind its inputs.
     await _rewind_below(tx, counted, consumers)
-    created = await tasks.create_partition_tasks(tx, await _partition_candidates(ctx, tx, counted, consumers))
+    candidates = await _partition_candidates(ctx, tx, counted, consumers)
+    skipped = await skip_scopes(ctx, tx, [(job, span) for _, job, span, _ in candidates])
+    created = await tasks.create_partition_tasks(
+        tx, [candidate for candidate in candidates if candidate[1:3] not in skipped]
+    )
     created += await create_updates(ctx, tx, _update_jobs(counted, consumers) | set(also))
     await outbox.wake(tx, created)
     return created

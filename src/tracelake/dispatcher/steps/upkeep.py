@@ -26,6 +26,7 @@ from tracelake.contracts.dispatcher_api import WorkerRegistration
 from tracelake.dispatcher.steps.complete_task import AttemptOver, end_attempts
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.route_events import create_updates
+from tracelake.dispatcher.steps.skip_scopes import skip_scopes
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy
 from tracelake.domain.runtimes import LAMBDA
@@ -151,9 +152,11 @@ async def _reconcile_page(
     async def work(tx: Transaction) -> tuple[int, BlockRange | None]:
         page = await jobs.missing_scopes(tx, job_id, input_index, after, PAGE)
         cause = {"kind": "reconcile"}
+        skipped = await skip_scopes(ctx, tx, [(job_id, span) for span in page.missing])
+        missing = [span for span in page.missing if (job_id, span) not in skipped]
         # Like a release, it fills no queue beyond its threshold.
-        room = await jobs.room(tx, job_id) if page.missing else None
-        missing = page.missing if room is None else page.missing[:room]
+        room = await jobs.room(tx, job_id) if missing else None
+        missing = missing if room is None else missing[:room]
         created = await tasks.create_partition_tasks(
             tx, [(ctx.entropy.uuid(), job_id, span, cause) for span in missing], kept=True
         )

@@ -216,7 +216,7 @@ def _settings() -> dict[str, JsonSchema]:
     }
 
 
-def _where() -> JsonSchema:
+def _where(more: str = "") -> JsonSchema:
     scalar = {
         "type": ["string", "number", "boolean", "null"],
         "minimum": -sys.float_info.max,
@@ -224,7 +224,7 @@ def _where() -> JsonSchema:
     }
     return {
         "description": (
-            "Rows to read: a predicate like severity = 'critical', or a map of columns to values."
+            "Rows to read: a predicate like severity = 'critical', or a map of columns to values." + more
         ),
         "anyOf": [
             {"type": ["string", "null"]},
@@ -260,7 +260,10 @@ def _input() -> JsonSchema:
                 "description": "false: read the committed state without triggering tasks.",
                 "default": True,
             },
-            "where": _where(),
+            "where": _where(
+                " A PerPartition job that stores nothing gets no task for a partition that provably"
+                " has no such row."
+            ),
         },
         required=("from",),
         nullable=False,

@@ -11,7 +11,7 @@ FROM dataset_version dv WHERE dv.job_id = ANY($1::uuid[]) ORDER BY dv.job_id, dv
 
 -- name: inputs
 -- The versions that a job's generation reads.
-SELECT ji.job_id, ji.dataset_uuid, ji.dataset_version, dv.storage
+SELECT ji.job_id, ji.dataset_uuid, ji.dataset_version, dv.storage, ji.trigger, ji.where_tree
 FROM job_input ji JOIN dataset_version dv USING (dataset_version)
 WHERE ji.job_id = ANY($1::uuid[]) ORDER BY ji.job_id, ji.input_index
 
@@ -60,8 +60,8 @@ SELECT job_id, execution_strategy FROM job
 WHERE active AND NOT paused AND activation = 'reactive' ORDER BY job_id
 
 -- name: missing_scopes
--- Scopes that an input has committed and for which the job has no task of this revision; the creation of tasks
--- checks whether the other inputs have them too. Read in pages, by range. While nothing that the job reads or
+-- Scopes that an input has committed and for which the job has no task of this revision and that weren't skipped,
+-- which only scopes are that were never invalidated; the creation of tasks checks whether the other inputs have them too. Read in pages, by range. While nothing that the job reads or
 -- writes was ever invalidated, all its scopes have one key, which is computed once.
 WITH whole AS MATERIALIZED (
     SELECT scope_key($1, 0, 0) AS key,
@@ -74,7 +74,10 @@ SELECT p.range_start, p.range_end,
                WHERE t.kind = 'partition' AND t.job_id = $1 AND t.range_start = p.range_start
                  AND t.range_end = p.range_end
                  AND t.scope_key = CASE WHEN whole.untouched THEN whole.key
-                                        ELSE scope_key($1, p.range_start, p.range_end) END) AS has_task
+                                        ELSE scope_key($1, p.range_start, p.range_end) END)
+       OR EXISTS (SELECT 1 FROM skipped_scope s
+                  WHERE s.job_id = $1 AND s.range_start = p.range_start AND s.range_end = p.range_end
+                    AND (whole.untouched OR scope_key($1, p.range_start, p.range_end) !~ '[1-9]')) AS has_task
 FROM whole CROSS JOIN (
     SELECT p.range_start, p.range_end FROM partition p
     WHERE p.current AND p.dataset_version = (SELECT ji.dataset_version FROM job_input ji
@@ -82,6 +85,30 @@ FROM whole CROSS JOIN (
       AND (p.range_start, p.range_end) > ($3, $4)
     ORDER BY p.range_start, p.range_end LIMIT $5) p
 ORDER BY p.range_start, p.range_end
+
+-- name: skippable_scopes
+-- The rows of each triggering input of these scopes, as far as they are known. Only scopes of which nothing that the job reads
+-- or writes was ever invalidated: a task that repeats invalidated blocks retracts what an earlier one published. And
+-- only of jobs by whose outputs nobody is triggered, who would wait for the scope.
+SELECT c.job_id, c.range_start, c.range_end, ji.input_index, p.row_count, p.manifest -> 'files' AS files
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) AS c(job_id, range_start, range_end)
+JOIN job_input ji ON ji.job_id = c.job_id AND ji.trigger
+JOIN partition p ON p.dataset_version = ji.dataset_version AND p.current
+    AND p.range_start = c.range_start AND p.range_end = c.range_end
+WHERE scope_key(c.job_id, c.range_start, c.range_end) !~ '[1-9]'
+  AND NOT EXISTS (SELECT 1 FROM dataset_version dv JOIN job_input r ON r.dataset_version = dv.dataset_version AND r.trigger
+                  JOIN job reader ON reader.job_id = r.job_id AND reader.active
+                  WHERE dv.job_id = c.job_id)
+ORDER BY c.job_id, c.range_start, c.range_end, ji.input_index
+
+-- name: skip_scopes
+-- Scopes that need no task. Recorded, so that the reconciler doesn't take them for forgotten ones.
+INSERT INTO skipped_scope (job_id, range_start, range_end)
+SELECT s.job_id, s.range_start, s.range_end
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) AS s(job_id, range_start, range_end)
+ORDER BY s.job_id, s.range_start, s.range_end
+ON CONFLICT (job_id, range_start, range_end) DO NOTHING
+RETURNING job_id
 
 -- name: room
 -- How many more tasks may wait in a job's queue.
