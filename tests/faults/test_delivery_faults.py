@@ -107,7 +107,8 @@ async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scen
 
 async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery())
-    scene.receiver.answer = lambda _: (500, {}, b"not now")
+    # A server's error would leave in doubt whether it has the row.
+    scene.receiver.answer = lambda _: (429, {}, b"not now")
     async with scene.delivering(patience=SLOW):
         await published(scene, "n1")
         await scene.until_received(1)
@@ -119,6 +120,20 @@ async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: D
         await scene.until_recorded(sent=1, retracted=0, waiting=0)
     assert [body["data"]["note"] for body in scene.receiver.bodies()] == ["n1", "n2"]
     assert {each.state for each in scene.show().messages} == {"dropped", "sent"}
+
+
+async def test_a_row_whose_try_failed_at_the_server_is_retracted_there(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = lambda _: (500, {}, b"after its work was done")
+    async with scene.delivering(patience=SLOW):
+        await published(scene, "failed-1")
+        await scene.until("its failure", lambda: scene.show().failing_since is not None)
+        await scene.retract("failed-1")
+        await scene.until("the retraction", lambda: len(scene.show().messages) == 2)
+    assert [(each.kind, each.state) for each in scene.show().messages] == [
+        ("retracted", "waiting"),
+        ("row", "waiting"),
+    ]
 
 
 async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene: DeliveryScene) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from tracelake.delivery.addresses import Allowance, ReceiverAddresses, ReceiverEndpoint
+from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint
 
 MAX_BODY = 4 * 1024
 MAX_HEAD = 16 * 1024
@@ -55,7 +55,8 @@ class HttpPoster:
     async def post(
         self, endpoint: ReceiverEndpoint, path: str, headers: Mapping[str, str], body: bytes, seconds: float
     ) -> ReceiverAnswer:
-        """Raises ``Blocked``, ``NotSent`` or ``TryUnanswered``; ``seconds`` bounds everything together."""
+        """Raises ``Blocked``, ``NotSent`` or ``TryUnanswered``; ``seconds`` bounds everything together. Once
+        anything was written, whatever fails is ``TryUnanswered``."""
         request = _request(endpoint, path, headers, body)
         began = False
         try:
@@ -66,7 +67,7 @@ class HttpPoster:
                     try:
                         return await self._ask(endpoint, kept, request)
                     except _Closed:
-                        # The receiver closed it while it was idle: the same message goes again, under its id.
+                        # It was closed while it was idle, mostly: the same message goes again, under its id.
                         pass
                 connection = await self._connect(endpoint)
                 began = True
@@ -76,6 +77,11 @@ class HttpPoster:
             raise (TryUnanswered(what) if began else NotSent(f"no connection within {seconds:g} s")) from None
         except _Closed as error:
             raise TryUnanswered(str(error)) from None
+        except (Blocked, NotSent) as error:
+            if began:
+                # The connection before this one may have ended after the receiver had read the request.
+                raise TryUnanswered(f"a connection closed before an answer, then {error}") from None
+            raise
 
     def close(self) -> None:
         for connection in tuple(self._open):

@@ -21,6 +21,7 @@ from tracelake.settings import Secret
 MAX_LINE = 2048
 MAX_LINES = 100
 _HELLO = "tracelake"
+_REFUSALS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,9 @@ class _Session:
             lines.append(text.strip())
             if more != "-":
                 if int(code) not in wanted:
+                    # Only a refusal says that it didn't take the mail.
+                    if self._submitted and int(code) < _REFUSALS:
+                        raise TryUnanswered(f"the mail server answered {code} to the mail")
                     self._submitted = False
                     raise MailRefused(
                         int(code), "".join(each if each.isprintable() else "?" for each in text)

@@ -34,8 +34,9 @@ MAX_RETRY_AFTER = 3600.0
 _GONE = 410
 _TOO_MANY = 429
 _UNAVAILABLE = 503
-#: A proxy answers these for a receiver that may have done its work.
-_DOUBTFUL = frozenset({408, 502, 504})
+#: A form's answer after its work is done; a server that has waited for the rest of what it took.
+_DOUBTFUL = frozenset({302, 303, 408})
+_SERVER_ERRORS = range(500, 600)
 _MAX_SUBJECT = 200
 _PATH_BREAK = re.compile("[/?&=;,]")
 _PART_CHARS = 6
@@ -226,7 +227,8 @@ def judge_answer(answer: ReceiverAnswer, path: str = "/") -> TryResult:
     if 200 <= answer.status < 300:
         return TryResult("sent", status=answer.status)
     if 300 <= answer.status < 400:
-        return TryResult("failed", status=answer.status, error="it redirects, and no redirect is followed")
+        error = "it redirects, and no redirect is followed"
+        return TryResult("failed", in_doubt=_may_have_it(answer), status=answer.status, error=error)
     words = _CONTROL.sub(" ", answer.body[:200].decode("utf-8", "replace")).strip()
     if _repeats(answer.body.decode("utf-8", "replace"), path):
         words = "(its words are left out: they repeat the address)"
@@ -237,8 +239,13 @@ def judge_answer(answer: ReceiverAnswer, path: str = "/") -> TryResult:
     if answer.status in (_TOO_MANY, _UNAVAILABLE):
         hold = retry_after(answer.headers.get("retry-after", ""), datetime.now(UTC))
     return TryResult(
-        "failed", in_doubt=answer.status in _DOUBTFUL, status=answer.status, error=error, hold_seconds=hold
+        "failed", in_doubt=_may_have_it(answer), status=answer.status, error=error, hold_seconds=hold
     )
+
+
+def _may_have_it(answer: ReceiverAnswer) -> bool:
+    # An application may fail after its work was done, and a proxy answers for one that has done it.
+    return answer.status in _DOUBTFUL or answer.status in _SERVER_ERRORS
 
 
 def _repeats(text: str, path: str) -> bool:

@@ -225,6 +225,7 @@ async def test_bytes_before_the_handshake_end_the_try(authority: Authority) -> N
         ({".": "554 spam"}, 554, False, "spam"),
         # It may have taken the mail.
         ({".": ""}, None, True, "no answer within"),
+        ({".": "251 taken on"}, None, True, "answered 251"),
         ({"MAIL": ""}, None, False, "no answer within"),
     ],
 )
