@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from uuid import uuid4
 
 import asyncpg
@@ -14,6 +14,7 @@ from tests.support.buffer_scene import open_buffer_scene
 from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept
 from tests.support.mail_server import MailServerOfTest
 from tests.support.proxies import CuttingProxy
+from tracelake.contracts.deliveries import MessagesReplayed
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
 from tracelake.domain.backoff import Backoff
@@ -76,10 +77,10 @@ async def test_a_row_is_posted_once_signed_and_with_its_key(scene: DeliveryScene
     assert received.headers["idempotency-key"] == received.headers["webhook-id"]
 
 
-async def _execute(dsn: str, statement: str) -> None:
+async def _execute(dsn: str, statement: str, *arguments: object) -> None:
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute(statement)
+        await connection.execute(statement, *arguments)
     finally:
         await connection.close()
 
@@ -148,6 +149,139 @@ async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene
         await scene.until_recorded(retracted=1, waiting=0, dead=0)
         assert scene.buffers.site.client.replay_delivery("alerting", scene.name).replayed == 0
     assert scene.receiver.notes()[-1] == ("retracted", "dead-1")
+
+
+def refuse(*notes: str, status: int = 400) -> Callable[[Received], Reply]:
+    def answer(received: Received) -> Reply:
+        data = received.json["data"]
+        return (status, {}, b"no") if data["note"] in notes else accept(received)
+
+    return answer
+
+
+def replay(scene: DeliveryScene, *ids: int) -> MessagesReplayed:
+    return scene.buffers.site.client.replay_delivery("alerting", scene.name, ids or None)
+
+
+async def test_a_dead_letter_is_not_replayed_over_a_newer_revision(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("over")
+    async with scene.delivering():
+        await published(scene, "over")
+        await scene.until_recorded(dead=1, waiting=0)
+        await scene.rewrite("over", "new")
+        await scene.until_recorded(sent=1, waiting=0, dead=0)
+        scene.receiver.answer = accept
+        assert (replay(scene).replayed, replay(scene).skipped) == (0, [])
+        newer, older = scene.show().messages
+        done = replay(scene, older.message_id)
+        await published(scene, "after")
+        await scene.until_recorded(sent=2, waiting=0)
+    assert (done.replayed, [each.state for each in done.skipped]) == (0, ["dropped"])
+    assert (older.error or "").startswith(
+        f"message {newer.message_id} of its record is newer; before: it answered"
+    )
+    assert done.skipped[0].error == older.error
+    assert scene.receiver.notes()[-2:] == [("row", "new"), ("row", "after")]
+
+
+async def test_a_dead_retraction_is_not_replayed_over_the_row_that_came_again(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    async with scene.delivering():
+        await published(scene, "back")
+        await scene.until_recorded(sent=1)
+        scene.receiver.answer = refuse("back")
+        await scene.retract("back")
+        await scene.until_recorded(dead=1, waiting=0)
+        await scene.rewrite("back", "back2")
+        await scene.until_recorded(sent=2, waiting=0, dead=0)
+        scene.receiver.answer = accept
+        assert replay(scene).replayed == 0
+        # The retraction of what came again isn't taken for the one that was given up.
+        await scene.retract("back")
+        await scene.until_recorded(retracted=1, waiting=0)
+    assert scene.receiver.notes()[-2:] == [("row", "back2"), ("retracted", "back2")]
+
+
+async def test_a_retraction_that_may_have_arrived_is_followed_by_the_same_row_again(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    async with scene.delivering():
+        await published(scene, "same")
+        await scene.until_recorded(sent=1)
+        scene.receiver.answer = refuse("same", status=500)
+        await scene.retract("same")
+        await scene.until_recorded(dead=1, waiting=0)
+        scene.receiver.answer = accept
+        await scene.rewrite("same", "same")
+        await scene.until_recorded(sent=2, waiting=0, dead=0)
+    assert scene.receiver.notes()[-1] == ("row", "same")
+
+
+async def test_a_letter_that_is_given_up_while_a_newer_one_waits_is_not_kept(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    held = asyncio.Event()
+
+    async def late() -> Reply:
+        await held.wait()
+        return 400, {}, b""
+
+    scene.receiver.answer = lambda received: (
+        late() if received.json["data"]["note"] == "w" else accept(received)
+    )
+    async with scene.delivering():
+        await published(scene, "w")
+        await scene.until_received(1)
+        await scene.rewrite("w", "w2")
+        await scene.until_recorded(waiting=2)
+        held.set()
+        await scene.until_recorded(sent=1, waiting=0, dead=0)
+    assert [each.state for each in scene.show().messages] == ["sent", "dropped"]
+
+
+async def test_a_letter_that_was_repeated_unchanged_is_still_replayed(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    held = asyncio.Event()
+
+    async def late() -> Reply:
+        await held.wait()
+        return 400, {}, b""
+
+    scene.receiver.answer = lambda _: late()
+    async with scene.delivering():
+        await published(scene, "u")
+        await scene.until_received(1)
+        await scene.rewrite("u", "u")
+        await scene.until("the repeated row", lambda: len(scene.show().messages) == 2)
+        held.set()
+        await scene.until_recorded(dead=1, waiting=0)
+        scene.receiver.answer = accept
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=1, dead=0)
+
+
+async def test_a_message_that_comes_back_after_a_newer_one_was_sent_is_not_tried(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("z")
+    async with scene.delivering():
+        await published(scene, "z")
+        await scene.until_recorded(dead=1, waiting=0)
+        await scene.rewrite("z", "z2")
+        await scene.until_recorded(sent=1, waiting=0)
+        received = len(scene.receiver.received)
+        # As a replay leaves it that the next revision overtook.
+        await _execute(
+            scene.buffers.site.databases.state_dsn,
+            "UPDATE delivery_message SET state = 'waiting', tries = 0, handed = false, finished_at = NULL "
+            "WHERE message_id = $1",
+            scene.show().messages[1].message_id,
+        )
+        await scene.until_recorded(waiting=0)
+    assert len(scene.receiver.received) == received
+    assert "went before it" in (scene.show().messages[1].error or "")
 
 
 async def test_a_finalized_delivery_sends_what_the_chain_made_final_and_never_what_it_took_back(

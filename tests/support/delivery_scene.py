@@ -291,6 +291,16 @@ class DeliveryScene:
         finally:
             await connection.close()
 
+    async def rewrite(self, key: str, note: str) -> None:
+        """A later revision of a row, whether it was retracted or not."""
+        await self.change(
+            "UPDATE {0} SET note = $2, revision = revision + 1, made_at_revision = made_at_revision + 1, "
+            "retracted_at = NULL, position = (SELECT max(position) + 1 FROM {0}) WHERE key = $1",
+            key,
+            note,
+        )
+        await self._follow_position()
+
     async def retract(self, *keys: str) -> None:
         """Rows are marked as a reorg has the sink mark them, with new positions."""
         await self.change(
@@ -299,6 +309,21 @@ class DeliveryScene:
             " FROM {0} WHERE key = ANY($1::text[])) n WHERE n.key = t.key",
             list(keys),
         )
+        await self._follow_position()
+
+    async def _follow_position(self) -> None:
+        """The dataset's position, here and as the sink reports it."""
         await self.change(
             "UPDATE tracelake.buffer SET position = greatest(position, (SELECT max(position) FROM {}))"
         )
+        shown = self.buffers.site.client.dataset(DATASET)
+        [(position,)] = await self.buffers.rows("SELECT max(position) FROM {}")
+        connection = await asyncpg.connect(self.buffers.site.databases.state_dsn)
+        try:
+            await connection.execute(
+                "UPDATE dataset_cursor SET cursor = greatest(cursor, $2) WHERE dataset_version = $1",
+                shown.dataset_version,
+                position,
+            )
+        finally:
+            await connection.close()

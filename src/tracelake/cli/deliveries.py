@@ -80,7 +80,8 @@ def replay(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters again, all of the delivery's or some, each with all its tries.
+    """Send dead letters again, all of the delivery's or some, each with all its tries. One whose record has a newer
+    message isn't: it would replace that at the receiver.
 
     Examples:
 
@@ -95,6 +96,8 @@ def replay(
         print_json(done)
     else:
         typer.echo(f"{counted(done.replayed, 'message')} wait again")
+        for each in done.skipped:
+            typer.echo(f"message {each.message_id} isn't sent again, it is {each.state}: {cell(each.error)}")
 
 
 @deliveries_app.command()

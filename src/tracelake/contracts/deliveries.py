@@ -30,6 +30,7 @@ MAX_WAITING = 5000
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 8 * 1024 * 1024
 MAX_ERROR_CHARS = 500
+MAX_SKIPPED = 1000
 
 RecordId = Annotated[str, Meta(min_length=1, max_length=80)]
 MessageId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -220,8 +221,19 @@ class ReplayMessages(Struct, frozen=True, forbid_unknown_fields=True):
     message_ids: Annotated[list[MessageId], Meta(min_length=1, max_length=1000)] | None = None
 
 
+class SkippedMessage(Struct, frozen=True):
+    """A message that isn't sent again: its state now, and why."""
+
+    message_id: int
+    state: str
+    error: str | None
+
+
 class MessagesReplayed(Struct, frozen=True):
+    """``skipped``: those that were asked for, or all dead letters, that aren't sent again; a thousand at most."""
+
     replayed: int
+    skipped: list[SkippedMessage] = []
 
 
 class DeliveryPaused(Struct, frozen=True):

@@ -1,7 +1,8 @@
 """The messages at hand, and which may be tried next: pure bookkeeping, by a clock that the caller brings.
 
-Messages of one order key are tried one at a time, in the order of their ids; one that waits for another try holds
-up those behind it, and no others. So a row and its retraction can't overtake each other, nor can rows of one key.
+Messages of one order key are tried one at a time, in the order of their ids, and so are messages of one record,
+whose revisions may have different keys; one that waits for another try holds up those behind it, and no others. So
+a row and its retraction can't overtake each other, nor can rows of one key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ class _Pending:
     tries: int
     under_way: bool = False
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        message = self.message
+        # Without a key the order is the record's.
+        both = (message.order_key, message.record_id)
+        return both[:1] if both[0] == both[1] else both
+
 
 class Outgoing:
     def __init__(self) -> None:
@@ -28,25 +36,27 @@ class Outgoing:
         self._lines: dict[str, list[int]] = {}
         self._due: list[tuple[float, int]] = []
         self._busy: set[str] = set()
-        """Order keys with a message under way: one at most, so their number is that of the messages."""
+        """Lines with a message under way: one at most."""
+        self._under_way = 0
 
     def __len__(self) -> int:
         return len(self._pending)
 
     @property
     def under_way(self) -> int:
-        return len(self._busy)
+        return self._under_way
 
     def add(self, messages: Iterable[DeliveryMessage], now: float) -> None:
         """A message that is known already is left as it is."""
         for message in messages:
             if message.message_id in self._pending:
                 continue
-            self._pending[message.message_id] = _Pending(message, now + message.wait_seconds, message.tries)
-            line = self._lines.setdefault(message.order_key, [])
-            # Mostly at the end; a replayed message is older than those that wait.
-            bisect.insort(line, message.message_id)
-            self._offer(line)
+            pending = _Pending(message, now + message.wait_seconds, message.tries)
+            self._pending[message.message_id] = pending
+            for name in pending.lines:
+                # Mostly at the end; a replayed message is older than those that wait.
+                bisect.insort(self._lines.setdefault(name, []), message.message_id)
+            self._offer(pending.lines)
 
     def take(self, limit: int, now: float) -> list[DeliveryMessage]:
         """Up to ``limit`` messages that are due; each counts as under way from here on."""
@@ -57,11 +67,12 @@ class Outgoing:
             # Entries are never removed when their message moves: the others are checked here.
             if pending is None or pending.due != due:
                 continue
-            key = pending.message.order_key
-            if key in self._busy or self._lines[key][0] != message_id:
+            if any(name in self._busy or self._lines[name][0] != message_id for name in pending.lines):
+                # Offered again once the line that holds it back goes on.
                 continue
             pending.under_way = True
-            self._busy.add(key)
+            self._under_way += 1
+            self._busy.update(pending.lines)
             taken.append(pending.message)
         return taken
 
@@ -78,7 +89,7 @@ class Outgoing:
             return
         pending.due = due
         pending.tries += counts
-        self._offer(self._lines[pending.message.order_key])
+        self._offer(pending.lines)
 
     def done(self, message_id: int) -> None:
         """There is no further try."""
@@ -97,20 +108,23 @@ class Outgoing:
         pending = self._pending.get(message_id)
         if pending is not None and pending.under_way:
             pending.under_way = False
-            self._busy.discard(pending.message.order_key)
+            self._under_way -= 1
+            self._busy.difference_update(pending.lines)
         return pending
 
     def _remove(self, pending: _Pending) -> None:
-        message = pending.message
-        del self._pending[message.message_id]
-        line = self._lines[message.order_key]
-        line.remove(message.message_id)
-        if line:
-            self._offer(line)
-        else:
-            del self._lines[message.order_key]
+        message_id = pending.message.message_id
+        del self._pending[message_id]
+        for name in pending.lines:
+            line = self._lines[name]
+            line.remove(message_id)
+            if not line:
+                del self._lines[name]
+        self._offer(pending.lines)
 
-    def _offer(self, line: list[int]) -> None:
-        head = self._pending[line[0]]
-        if head.message.order_key not in self._busy:
-            heapq.heappush(self._due, (head.due, line[0]))
+    def _offer(self, names: Iterable[str]) -> None:
+        """The first of each line may be due."""
+        for name in names:
+            if name in self._lines and name not in self._busy:
+                first = self._lines[name][0]
+                heapq.heappush(self._due, (self._pending[first].due, first))

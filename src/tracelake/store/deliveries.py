@@ -130,7 +130,7 @@ async def move_position(tx: Transaction, delivery_id: UUID, position: int) -> No
 
 
 async def add_rows(tx: Transaction, delivery_id: UUID, rows: Sequence[PlannedRow]) -> list[DeliveryMessage]:
-    """The messages to send of these rows."""
+    """The messages to send of these rows. Dead letters of their records are never sent any more."""
     added = await tx.fetch(
         SQL.add_rows,
         delivery_id,
@@ -143,6 +143,13 @@ async def add_rows(tx: Transaction, delivery_id: UUID, rows: Sequence[PlannedRow
         [row.row_at for row in rows],
         [row.refused for row in rows],
     )
+    if added:
+        await tx.execute(
+            SQL.supersede_by_rows,
+            delivery_id,
+            [row["message_id"] for row in added],
+            [row["record_id"] for row in added],
+        )
     return _messages([row for row in added if row["state"] == "waiting"])
 
 
@@ -184,7 +191,14 @@ async def drop_overtaken(tx: Transaction, delivery_id: UUID, failed: Sequence[in
     return [row["message_id"] for row in (*rows, *pointless)]
 
 
+async def supersede_dead(tx: Transaction, delivery_id: UUID, letters: Sequence[int] | None) -> list[Row]:
+    """Drop those dead letters, of these or of all, of whose records there is a newer message."""
+    return await tx.fetch(SQL.supersede_dead, delivery_id, list(letters) if letters is not None else None)
+
+
 async def start_tries(tx: Transaction, delivery_id: UUID, messages: Sequence[int]) -> list[int]:
+    """Those that may begin: none of whose record a newer message has been tried."""
+    await tx.execute(SQL.supersede_starting, delivery_id, list(messages))
     return [row["message_id"] for row in await tx.fetch(SQL.start_tries, delivery_id, list(messages))]
 
 
@@ -208,8 +222,20 @@ async def messages(tx: Transaction, delivery_id: UUID, state: str | None, limit:
     return await tx.fetch(SQL.messages, delivery_id, state, limit)
 
 
-async def replay(tx: Transaction, delivery_id: UUID, ids: Sequence[int] | None) -> int:
-    return len(await tx.fetch(SQL.replay, delivery_id, list(ids) if ids is not None else None))
+async def replay(
+    tx: Transaction, delivery_id: UUID, ids: Sequence[int] | None, limit: int
+) -> tuple[int, list[Row]]:
+    """How many messages wait again, and up to ``limit`` of those that don't. Under the delivery's lock: a newer
+    message of a record can't come in between."""
+    asked = list(ids) if ids is not None else None
+    await tx.execute(SQL.lock, delivery_id)
+    superseded = await supersede_dead(tx, delivery_id, asked)
+    replayed = {row["message_id"] for row in await tx.fetch(SQL.replay, delivery_id, asked)}
+    kept = {row["message_id"]: row for row in superseded}
+    for row in await tx.fetch(SQL.not_replayed, delivery_id, asked, limit):
+        if row["message_id"] not in replayed:
+            kept[row["message_id"]] = row
+    return len(replayed), [kept[each] for each in sorted(kept)[:limit]]
 
 
 async def collect(tx: Transaction, days: int, limit: int) -> int:

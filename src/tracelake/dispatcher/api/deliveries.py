@@ -122,13 +122,14 @@ async def resume_delivery(request: ApiRequest) -> Response:
     ),
 )
 async def replay_delivery(request: ApiRequest) -> Response:
-    """Send dead letters again: some of them, or without a body all of them."""
+    """Send dead letters again: some of them, or without a body all of them. One of whose record there is a newer
+    message isn't, and is listed."""
     asked = decode_body(REPLAY, await request.read() or b"{}")
     dag, name = request.path_text("dag"), request.path_text("name")
-    count = await deliveries.replay_messages(
+    done = await deliveries.replay_messages(
         request.services.ctx, dag, name, asked.message_ids, request.user.name
     )
-    return json_response(MessagesReplayed(count))
+    return json_response(done)
 
 
 DELIVERY_VIEWS = (list_deliveries, show_delivery, pause_delivery, resume_delivery, replay_delivery)

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from tracelake.contracts.deliveries import (
+    MAX_SKIPPED,
     DeliveryDetail,
     DeliveryLoad,
     DeliveryLoaded,
@@ -27,7 +28,9 @@ from tracelake.contracts.deliveries import (
     DeliveryReport,
     DeliveryReported,
     DeliverySummary,
+    MessagesReplayed,
     MessageSummary,
+    SkippedMessage,
 )
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
@@ -203,6 +206,8 @@ async def _record(tx: Transaction, delivery: LockedDelivery, call: DeliveryRepor
         dropped = await deliveries.drop_overtaken(
             tx, delivery.delivery_id, [row["message_id"] for row in failed]
         )
+        if dead := [row["message_id"] for row in failed if row["result"] == "dead"]:
+            await deliveries.supersede_dead(tx, delivery.delivery_id, dead)
     error = failed[-1]["error"] or "it failed" if failed else None
     await deliveries.count_outcomes(tx, delivery.delivery_id, sent, retracted, error)
     return dropped, any(row["refuses"] for row in ended)
@@ -261,20 +266,21 @@ async def view_delivery(
 
 async def replay_messages(
     ctx: StepContext, dag: str, name: str, ids: Sequence[int] | None, actor: str
-) -> int:
-    """Send dead letters again, these or all; returns their number."""
+) -> MessagesReplayed:
+    """Send dead letters again, these or all, but none that would replace something newer at the receiver."""
 
-    async def work(tx: Transaction) -> int:
+    async def work(tx: Transaction) -> MessagesReplayed:
         row = await _find(ctx, tx, dag, name)
         if not row["active"]:
             raise Conflict(
                 "NotDeployed", f"no DAG has the delivery {dag}/{name} now, so nothing would send it"
             )
-        count = await deliveries.replay(tx, row["delivery_id"], ids)
+        count, kept = await deliveries.replay(tx, row["delivery_id"], ids, MAX_SKIPPED)
         if count:
             subject = {"delivery": f"{dag}/{name}", "messages": count}
             await dags.audit(tx, ctx.org_id, actor, "replay delivery", subject)
-        return count
+        skipped = [SkippedMessage(each["message_id"], each["state"], each["last_error"]) for each in kept]
+        return MessagesReplayed(count, skipped)
 
     return await ctx.db.run(work, lock=DeployLock.NONE)
 

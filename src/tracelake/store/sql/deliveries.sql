@@ -66,18 +66,20 @@ RETURNING m.message_id, m.record_id, m.revision, m.made_at, m.kind, m.order_key,
 UPDATE delivery SET position = $2 WHERE delivery_id = $1
 
 -- name: add_rows
--- A message for each row; one that says what the receiver already has, or is about to get, isn't sent again.
+-- A message for each row; one that says what the receiver already has, or is about to get, isn't sent again. What it
+-- has isn't known after a try in doubt.
 WITH r AS (
     SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::timestamptz[],
                          $9::text[])
         WITH ORDINALITY AS u(record_id, revision, made_at, order_key, data, text, row_at, refused, place)),
 judged AS (
     SELECT r.*, CASE WHEN r.refused IS NOT NULL THEN 'dead'
-                     WHEN l.kind = 'row' AND l.data = r.data AND l.text IS NOT DISTINCT FROM r.text THEN 'unchanged'
+                     WHEN l.kind = 'row' AND l.state IN ('waiting', 'sent') AND l.data = r.data
+                          AND l.text IS NOT DISTINCT FROM r.text THEN 'unchanged'
                      ELSE 'waiting' END AS state
     FROM r LEFT JOIN LATERAL (
-        SELECT m.kind, m.data, m.text FROM delivery_message m
-        WHERE m.delivery_id = $1 AND m.record_id = r.record_id AND m.state IN ('waiting', 'sent')
+        SELECT m.kind, m.state, m.data, m.text FROM delivery_message m
+        WHERE m.delivery_id = $1 AND m.record_id = r.record_id AND (m.state IN ('waiting', 'sent') OR m.in_doubt)
         ORDER BY m.message_id DESC LIMIT 1) l ON true)
 INSERT INTO delivery_message (delivery_id, record_id, revision, made_at, kind, state, order_key, data, text, row_at,
                               handed, last_error, finished_at)
@@ -87,6 +89,43 @@ FROM judged ORDER BY place
 ON CONFLICT (delivery_id, record_id, revision, made_at, kind) DO NOTHING
 RETURNING message_id, record_id, revision, made_at, kind, order_key, data, text, row_at, tries, 0::float8 AS wait_seconds,
           state
+
+-- name: supersede_by_rows
+-- Dead letters of records of which a row has come since: sent again they would replace it at the receiver.
+UPDATE delivery_message m
+SET state = 'dropped', finished_at = tl_now(),
+    last_error = 'message ' || n.message_id || ' of its record is newer; before: ' || coalesce(m.last_error, 'not tried')
+FROM unnest($2::bigint[], $3::text[]) AS n(message_id, record_id)
+WHERE m.delivery_id = $1 AND m.state = 'dead' AND m.record_id = n.record_id AND m.message_id < n.message_id
+
+-- name: supersede_dead
+-- Dead letters, these ($2) or all, of records of which there is a newer message. One that is unchanged isn't: it
+-- repeats what may be this very letter.
+UPDATE delivery_message m
+SET state = 'dropped', finished_at = tl_now(),
+    last_error = 'message ' || n.message_id || ' of its record is newer; before: ' || coalesce(m.last_error, 'not tried')
+FROM (
+    SELECT d.message_id AS letter, max(l.message_id) AS message_id
+    FROM delivery_message d
+    JOIN delivery_message l ON l.delivery_id = d.delivery_id AND l.record_id = d.record_id
+                           AND l.message_id > d.message_id AND l.state IN ('waiting', 'sent', 'dead')
+    WHERE d.delivery_id = $1 AND d.state = 'dead' AND ($2::bigint[] IS NULL OR d.message_id = ANY($2::bigint[]))
+    GROUP BY d.message_id) n
+WHERE m.message_id = n.letter
+RETURNING m.message_id, m.state, m.last_error
+
+-- name: supersede_starting
+-- Messages of records of which a newer one was tried before them, as when they were replayed meanwhile.
+UPDATE delivery_message m
+SET state = 'dropped', finished_at = tl_now(), last_error = 'message ' || n.message_id || ' of its record went before it'
+FROM (
+    SELECT d.message_id AS late, max(l.message_id) AS message_id
+    FROM delivery_message d
+    JOIN delivery_message l ON l.delivery_id = d.delivery_id AND l.record_id = d.record_id
+                           AND l.message_id > d.message_id AND (l.state = 'sent' OR l.under_way OR l.in_doubt)
+    WHERE d.delivery_id = $1 AND d.message_id = ANY($2::bigint[]) AND d.state = 'waiting'
+    GROUP BY d.message_id) n
+WHERE m.message_id = n.late
 
 -- name: drop_unsent
 -- Rows that no longer hold and that no receiver has, or that were given up: they are never sent, also not by a replay,
@@ -99,7 +138,8 @@ WHERE delivery_id = $1 AND record_id = ANY($2::text[]) AND kind = 'row'
 RETURNING message_id
 
 -- name: add_retractions
--- A retraction for each record that a receiver has, or may have; it repeats what was sent.
+-- A retraction for each record that a receiver has, or may have; it repeats what was sent. A retraction that was given
+-- up for a newer row retracts nothing.
 INSERT INTO delivery_message (delivery_id, record_id, revision, made_at, kind, state, order_key, data, text, row_at,
                               handed)
 SELECT $1, g.record_id, g.revision, g.made_at, 'retracted', 'waiting', l.order_key, l.data, l.text, tl_now(), true
@@ -107,7 +147,8 @@ FROM unnest($2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY AS g(record_
 CROSS JOIN LATERAL (
     SELECT m.kind, m.order_key, m.data, m.text FROM delivery_message m
     WHERE m.delivery_id = $1 AND m.record_id = g.record_id
-      AND (m.state = 'sent' OR m.in_doubt OR m.under_way OR (m.kind = 'retracted' AND m.state IN ('waiting', 'dead')))
+      AND CASE m.kind WHEN 'row' THEN m.state = 'sent' OR m.in_doubt OR m.under_way
+                      ELSE m.state IN ('waiting', 'sent', 'dead') END
     ORDER BY m.message_id DESC LIMIT 1) l
 WHERE l.kind = 'row'
 ORDER BY g.place
@@ -227,7 +268,8 @@ FROM delivery_message WHERE delivery_id = $1 AND ($2::text IS NULL OR state = $2
 ORDER BY message_id DESC LIMIT $3
 
 -- name: replay
--- Dead letters wait again, with all their tries. A row that couldn't become a message stays dead.
+-- Dead letters wait again, with all their tries. A row that couldn't become a message stays dead, and so does a letter
+-- of whose record there is a newer message.
 WITH found AS (
     SELECT message_id FROM delivery_message
     WHERE delivery_id = $1 AND state = 'dead' AND data <> '' AND ($2::bigint[] IS NULL OR message_id = ANY($2::bigint[]))
@@ -236,6 +278,16 @@ UPDATE delivery_message m
 SET state = 'waiting', tries = 0, handed = false, next_try_at = tl_now(), finished_at = NULL
 FROM found WHERE m.message_id = found.message_id
 RETURNING m.message_id
+
+-- name: not_replayed
+-- Of the messages of these ids, or else of all dead letters, those that aren't to be sent again, and why.
+SELECT message_id, state, last_error FROM delivery_message
+WHERE delivery_id = $1 AND (message_id = ANY($2::bigint[]) OR ($2::bigint[] IS NULL AND state = 'dead'))
+ORDER BY message_id LIMIT $3
+
+-- name: lock
+-- What every call of a delivery process locks first, for those of people.
+SELECT delivery_id FROM delivery WHERE delivery_id = $1 FOR NO KEY UPDATE
 
 -- name: collect
 -- Messages that ended long ago, a portion at a time. Those of removed deliveries too; their counts stay.
