@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import asyncpg
@@ -14,13 +15,23 @@ from tests.support.buffer_scene import open_buffer_scene
 from tests.support.delivery_scene import KEY, DeliveryScene, Received, Receiver, Reply, accept
 from tests.support.mail_server import MailServerOfTest
 from tests.support.proxies import CuttingProxy
-from tracelake.contracts.deliveries import MessagesReplayed
+from tracelake.contracts.deliveries import (
+    DeliveryLoad,
+    DeliveryPlan,
+    FinalityWait,
+    MessagesReplayed,
+    PlannedRow,
+)
+from tracelake.contracts.dispatcher_api import ClaimRequest
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
 from tracelake.domain.backoff import Backoff
+from tracelake.domain.errors import Conflict
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
 from tracelake.embedded.postgres import Cluster
+from tracelake.postgres import sqlfiles
 
+METRICS = sqlfiles.load("tracelake.store.sql", "metrics.sql")
 SLOW = Patience(backoff=Backoff(3600, 3600), look_seconds=0.2, refresh_seconds=0.1)
 SHORT_LEASE = """UPDATE job SET heartbeat_timeout_seconds = 1, retry_base_seconds = 0
                  WHERE operator = 'delivery'"""
@@ -81,6 +92,14 @@ async def _execute(dsn: str, statement: str, *arguments: object) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(statement, *arguments)
+    finally:
+        await connection.close()
+
+
+async def _fetch(scene: DeliveryScene, query: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(scene.buffers.site.databases.state_dsn)
+    try:
+        return list(await connection.fetch(query))
     finally:
         await connection.close()
 
@@ -316,6 +335,79 @@ async def test_a_finalized_delivery_sends_what_the_chain_made_final_and_never_wh
         if each["delivery"] == f"alerting/{scene.name}"
     ]
     assert finalized == [("row", "f1"), ("row", "f3"), ("retracted", "f3")]
+
+
+async def test_a_chain_that_stands_still_holds_back_its_own_rows_alone_also_over_a_restart(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery(when="finalized"))
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering():
+        await publisher.publish({"key": "halted", "note": "halted", "block_number": 5000})
+        await scene.buffers.until_has("halted")
+        await scene.until("what it waits for", lambda: len(scene.show().waits_for) == 1)
+        await publisher.publish({"key": "beside", "note": "beside", "block_number": 6000})
+        await scene.buffers.until_has("beside")
+        # A producer that no chain is behind.
+        await scene.rewrite("beside", "beside", producer="alerting/src")
+        await scene.until_recorded(sent=1)
+        await publisher.publish({"key": "behind", "note": "behind", "block_number": 1})
+        await scene.buffers.until_has("behind")
+    [waits] = scene.show().waits_for
+    assert (waits.producer, waits.block) == ("alerting/work", 5000)
+    assert scene.show().behind > 0
+    gauges = [row for row in await _fetch(scene, METRICS.deliveries) if row["name"] == scene.name]
+    assert [row["behind"] > 0 and row["held_seconds"] > 0 for row in gauges] == [True]
+    async with scene.delivering():
+        await scene.finalize(4999)
+        await scene.until("the process has it", lambda: scene.show().status == "sending")
+        assert scene.show().waits_for == [waits]
+        await scene.finalize(5000)
+        await scene.until_recorded(sent=3, waiting=0, behind=0)
+        assert scene.show().waits_for == []
+    assert [note for _, note in scene.receiver.notes()] == ["beside", "halted", "behind"]
+
+
+async def test_rows_of_a_producer_that_waited_become_messages_once(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery(when="finalized"))
+    client = scene.buffers.client()
+    job = f"{scene.name}.delivery"
+    [task] = scene.buffers.site.client.tasks(dag="alerting", job=job).tasks
+    [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])
+    assert lease.lease_token is not None
+    fence = (lease.task_id, lease.attempt, lease.lease_token)
+    at = (await client.load_delivery(DeliveryLoad(*fence, begin=True))).position
+    waits = [FinalityWait("alerting/work", at + 1, 9)]
+    await client.plan_delivery(DeliveryPlan(*fence, at, at + 5, waited=[], waits=waits))
+    # A process of the version before knows of no waits, and ends none.
+    await client.plan_delivery(DeliveryPlan(*fence, at + 5, at + 6))
+    assert (await client.load_delivery(DeliveryLoad(*fence))).waits == waits
+    row = PlannedRow("rec_1", 1, 1, "rec_1", "{}", datetime.now(UTC))
+    caught_up = DeliveryPlan(*fence, at + 6, at + 6, [row], waited=waits, waits=[])
+    assert len((await client.plan_delivery(caught_up)).messages) == 1
+    with pytest.raises(Conflict, match="planned before"):
+        await client.plan_delivery(caught_up)
+
+
+async def test_a_row_of_a_block_that_no_chain_has_is_given_up_and_the_others_go_on(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery(when="finalized"))
+    publisher = await scene.buffers.publisher()
+    await scene.finalize(7000)
+    async with scene.delivering():
+        await publisher.publish({"key": "absurd", "note": "absurd", "block_number": 10**15})
+        await scene.buffers.until_has("absurd")
+        await scene.until("what it waits for", lambda: len(scene.show().waits_for) == 1)
+        await scene.report_head(7100)
+        await scene.until_recorded(dead=1, behind=0)
+        await publisher.publish({"key": "good", "note": "good", "block_number": 6999})
+        await scene.until_recorded(sent=1)
+        [letter] = scene.show(state="dead").messages
+        assert "far above 7100" in (letter.error or "")
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=2, dead=0)
+    assert [note for _, note in scene.receiver.notes()] == ["good", "absurd"]
 
 
 async def test_a_channel_and_a_mailbox_get_each_row_and_its_retraction(scene: DeliveryScene) -> None:

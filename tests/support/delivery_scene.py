@@ -55,6 +55,11 @@ _FINALIZE = """INSERT INTO dataset_cursor (dataset_version, cursor, finalized)
                WHERE j.operator = 'block_follower' AND j.active
                ON CONFLICT (dataset_version)
                DO UPDATE SET cursor = excluded.cursor, finalized = excluded.finalized"""
+_REPORT_HEAD = """INSERT INTO attempt (task_id, attempt, worker_id, lease_token, epoch, claimed_at, progress)
+                  SELECT t.task_id, t.attempt, 'follower', gen_random_uuid(), 0, now(), $1::jsonb
+                  FROM task t JOIN job j USING (job_id)
+                  WHERE j.operator = 'block_follower' AND j.active AND t.status <> 'Canceled'
+                  ON CONFLICT (task_id, attempt) DO UPDATE SET progress = excluded.progress"""
 QUICK = Patience(
     backoff=Backoff(0.02, 0.1),
     gone_seconds=0.2,
@@ -291,13 +296,23 @@ class DeliveryScene:
         finally:
             await connection.close()
 
-    async def rewrite(self, key: str, note: str) -> None:
+    async def report_head(self, block: int) -> None:
+        """The chain's head, as its follower's progress reports it."""
+        connection = await asyncpg.connect(self.buffers.site.databases.state_dsn)
+        try:
+            await connection.execute(_REPORT_HEAD, json.dumps({"head": block}))
+        finally:
+            await connection.close()
+
+    async def rewrite(self, key: str, note: str, producer: str = "alerting/work") -> None:
         """A later revision of a row, whether it was retracted or not."""
         await self.change(
-            "UPDATE {0} SET note = $2, revision = revision + 1, made_at_revision = made_at_revision + 1, "
-            "retracted_at = NULL, position = (SELECT max(position) + 1 FROM {0}) WHERE key = $1",
+            "UPDATE {0} SET note = $2, producer = $3, revision = revision + 1, "
+            "made_at_revision = made_at_revision + 1, retracted_at = NULL, "
+            "position = (SELECT max(position) + 1 FROM {0}) WHERE key = $1",
             key,
             note,
+            producer,
         )
         await self._follow_position()
 

@@ -189,6 +189,7 @@ def print_delivery(delivery: DeliveryDetail) -> None:
             ("waiting", delivery.waiting),
             ("oldest", None if delivery.oldest_seconds is None else f"{delivery.oldest_seconds:.0f} s"),
             ("behind", delivery.behind or None),
+            ("waits for", "; ".join(_waits_for(delivery)) or None),
             ("sent", delivery.sent),
             ("retracted", delivery.retracted),
             ("dead letters", delivery.dead),
@@ -233,6 +234,22 @@ def print_troubled(deliveries: Sequence[DeliverySummary]) -> None:
         command = f"tracelake deliveries {action} {name}"
         rows.append((name, each.status, each.waiting, each.dead, _error(each), command))
     print_table(("DELIVERY", "STATUS", "WAITING", "DEAD", "ERROR", "NEXT"), rows, indent=2)
+
+
+def print_waiting_for_blocks(deliveries: Sequence[DeliverySummary]) -> None:
+    """Those of which rows wait to be final."""
+    rows = [
+        (f"{each.dag_name}/{each.name}", each.behind, waits)
+        for each in deliveries
+        for waits in _waits_for(each)
+    ]
+    if rows:
+        print_heading("deliveries that wait for finality")
+        print_table(("DELIVERY", "BEHIND", "WAITS FOR"), rows, indent=2)
+
+
+def _waits_for(delivery: DeliverySummary) -> list[str]:
+    return [f"block {each.block} of {each.producer}, since {cell(each.since)}" for each in delivery.waits_for]
 
 
 def _error(delivery: DeliverySummary) -> str | None:

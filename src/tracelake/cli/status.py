@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import typer
 
-from tracelake.cli.deliveries import print_troubled
+from tracelake.cli.deliveries import print_troubled, print_waiting_for_blocks
 from tracelake.cli.show import cell, counted, pairs, print_heading, print_json, print_table, scope
 from tracelake.cli.stack import DEFAULT_HOME, HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.stack_connection import DEV_FILE, read_handle
@@ -76,8 +76,8 @@ def status(
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
     paused them; jobs that are held by the pressure of others; running and failed tasks; the datasets' cursors; dead
-    letters of buffered datasets; deliveries in trouble; outbox entries that were given up; where the parts of a
-    stack on this machine serve their metrics.
+    letters of buffered datasets; deliveries in trouble, and those that wait for a block to be final; outbox entries
+    that were given up; where the parts of a stack on this machine serve their metrics.
 
     Examples:
 
@@ -101,6 +101,7 @@ def status(
     print_failed(found.failed.tasks)
     print_dead_letters(found.buffers.buffers)
     print_troubled(found.deliveries.deliveries)
+    print_waiting_for_blocks(found.deliveries.deliveries)
     print_undelivered(found.undelivered.failed)
     if found.metrics:
         print_heading("metrics")

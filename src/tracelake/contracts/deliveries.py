@@ -31,6 +31,8 @@ MAX_MESSAGE_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 8 * 1024 * 1024
 MAX_ERROR_CHARS = 500
 MAX_SKIPPED = 1000
+MAX_PRODUCERS = 1000
+"""Producers whose rows may wait for finality while others go on."""
 
 RecordId = Annotated[str, Meta(min_length=1, max_length=80)]
 MessageId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -67,6 +69,17 @@ class DeliveryMessage(Struct, frozen=True):
     wait_seconds: float
 
 
+class FinalityWait(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of a producer that wait, from the first one beyond ``position``; ``block`` is that one's, if known."""
+
+    producer: Annotated[str, Meta(max_length=1000)]
+    position: Count
+    block: Count | None = None
+
+
+Waits = Annotated[list[FinalityWait], Meta(max_length=MAX_PRODUCERS)]
+
+
 class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """``begin`` once per attempt: what an earlier attempt was sending may have arrived. ``trouble``: why nothing is
     sent, if the cause is none of a message."""
@@ -81,12 +94,15 @@ class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
 
 class DeliveryLoaded(Struct, frozen=True):
     """``messages`` are those that the attempt doesn't have yet. ``finalized`` has the last final block for each
-    producer whose chain is known."""
+    producer whose chain is known, ``heads`` the head that is known of it. ``waits``: of these producers, rows
+    before the position aren't messages yet."""
 
     position: int
     definition: str
     messages: list[DeliveryMessage]
     finalized: dict[str, int]
+    heads: dict[str, int] = {}
+    waits: list[FinalityWait] = []
 
 
 class PlannedRow(Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,7 +127,9 @@ class GoneRow(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeliveryPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows of the positions ``(after, upto]``."""
+    """The rows of the positions ``(after, upto]``, but for those of producers that wait; or, if these are the same
+    position, rows of one that did. ``waited`` and ``waits`` are the producers before and after; without them, they
+    stay as they are."""
 
     task_id: UUID
     attempt: Attempt
@@ -120,6 +138,8 @@ class DeliveryPlan(Struct, frozen=True, forbid_unknown_fields=True):
     upto: Count
     rows: Annotated[list[PlannedRow], Meta(max_length=MAX_ROWS)] = []
     gone: Annotated[list[GoneRow], Meta(max_length=MAX_ROWS)] = []
+    waited: Waits | UnsetType = UNSET
+    waits: Waits | UnsetType = UNSET
 
 
 class DeliveryPlanned(Struct, frozen=True):
@@ -155,10 +175,18 @@ class DeliveryReported(Struct, frozen=True):
     dropped: list[int]
 
 
+class WaitingProducer(Struct, frozen=True):
+    """The next row of ``producer`` waits for its ``block`` to be final, and has since then."""
+
+    producer: str
+    block: int
+    since: datetime
+
+
 class DeliverySummary(Struct, frozen=True):
     """``status`` is ``sending``, ``waiting`` (for a delivery process), ``paused``, ``gone`` (the receiver answered
-    410; resume to try again), ``failing`` or ``removed``. ``behind`` counts positions of the dataset that no
-    message was made of yet."""
+    410; resume to try again), ``failing`` or ``removed``. ``behind`` counts positions of the dataset from the
+    first row that no message was made of yet; ``waits_for``: of which producers rows wait to be final."""
 
     dag_name: str
     name: str
@@ -180,6 +208,7 @@ class DeliverySummary(Struct, frozen=True):
     last_sent_at: datetime | None
     task_id: UUID | None
     task_status: str | None
+    waits_for: list[WaitingProducer] = []
 
 
 class DeliveryPage(Struct, frozen=True):

@@ -9,7 +9,7 @@ process that lost its lease records nothing; what it was sending is sent again b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,10 +29,11 @@ from tracelake.contracts.deliveries import (
     DeliveryPlanned,
     DeliveryReport,
     DeliveryReported,
+    FinalityWait,
     TryOutcome,
 )
 from tracelake.delivery.outgoing import Outgoing
-from tracelake.delivery.rows import RowPlanner, RowPortion, RowReader, RowSignals
+from tracelake.delivery.rows import ChainBlocks, RowPlanner, RowPortion, RowReader, RowSignals
 from tracelake.delivery.targets import NotConfigured, Receiver, TargetParts, TryResult, open_target
 from tracelake.domain.backoff import Backoff, spread
 from tracelake.domain.errors import Conflict, Invalid, TracelakeError
@@ -101,8 +102,9 @@ class DeliveryTask(PlatformTask):
         self._finishing = False
         self._paused = held.paused
         self._hold_until = 0.0
-        self._finalized: dict[str, int] = {}
+        self._chains = ChainBlocks()
         self._position = 0
+        self._waits: dict[str, FinalityWait] = {}
         self._trouble: str | None = None
         self._waits_for: str | None = None
         self._counts = {"sent": 0, "failed": 0, "dead": 0}
@@ -130,6 +132,7 @@ class DeliveryTask(PlatformTask):
         reader = RowReader(self._parts.data_read_dsn)
         begun = await self._load(begin=True)
         self._position = begun.position
+        self._waits = {each.producer: each for each in begun.waits}
         unfollow = self._parts.signals.follow(config.dataset_version, self._rows_came)
         self._rows_came.set()
         self.held.log.info("delivery_begins", waiting=len(self._outgoing), position=self._position)
@@ -158,9 +161,9 @@ class DeliveryTask(PlatformTask):
         found = await self._parts.client.load_delivery(
             DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, self._trouble)
         )
-        if found.finalized != self._finalized:
-            self._finalized = found.finalized
+        if found.finalized != self._chains.finalized:
             self._rows_came.set()
+        self._chains = ChainBlocks(found.finalized, found.heads)
         if found.messages:
             self._outgoing.add(found.messages, self._loop.time())
             self._stirred.set()
@@ -183,13 +186,27 @@ class DeliveryTask(PlatformTask):
             # Before the look: a signal that comes during it may be about a row that it no longer sees.
             self._rows_came.clear()
             while not self._finishing and not self._paused and self._room > 0:
-                limit = min(MAX_ROWS, self._room)
-                portion = await self._while_away(partial(self._read, planner, reader, config, limit))
-                if portion.count == 0:
+                if not await self._read_round(planner, reader, config):
                     break
-                await self._keep(portion)
-                if portion.waits or (portion.count < limit and not portion.is_full):
-                    break
+
+    async def _read_round(self, planner: RowPlanner, reader: RowReader, config: DeliveryConfig) -> bool:
+        """A portion of each producer that waits, and then one of what is new; whether there is more at once."""
+        more = False
+        for producer in (*sorted(self._waits), None):
+            limit = min(MAX_ROWS, self._room)
+            if self._finishing or self._paused or limit <= 0:
+                return False
+            if producer is None:
+                read = partial(self._read, planner, reader, config, limit)
+            else:
+                read = partial(self._read_waiting, planner, reader, config, limit, self._waits[producer])
+            portion, has_more = await self._while_away(read)
+            more = more or has_more
+            if (portion.upto, portion.waits) != (self._position, self._waits) and not await self._keep(
+                portion
+            ):
+                return False
+        return more
 
     @property
     def _room(self) -> int:
@@ -197,15 +214,40 @@ class DeliveryTask(PlatformTask):
 
     async def _read(
         self, planner: RowPlanner, reader: RowReader, config: DeliveryConfig, limit: int
-    ) -> RowPortion:
-        portion = RowPortion(self._position)
+    ) -> tuple[RowPortion, bool]:
+        portion = RowPortion(self._position, dict(self._waits))
         async with aclosing(reader.after(config.dataset_version, self._position, limit)) as rows:
             async for row in rows:
-                if not planner.add(portion, row, self._finalized) or portion.is_full:
+                if not planner.add(portion, row, self._chains) or portion.is_full:
                     break
-        return portion
+        return portion, portion.count == limit or portion.is_full
 
-    async def _keep(self, portion: RowPortion) -> None:
+    async def _read_waiting(
+        self, planner: RowPlanner, reader: RowReader, config: DeliveryConfig, limit: int, wait: FinalityWait
+    ) -> tuple[RowPortion, bool]:
+        """Rows of one producer, from where they wait to the position that the others have reached."""
+        producer = wait.producer
+        others = {name: each for name, each in self._waits.items() if name != producer}
+        portion = RowPortion(wait.position, others)
+        if wait.block is not None and wait.block > self._chains.finalized.get(producer, wait.block):
+            # Mostly it is still the first one: another can be only if that was retracted or written anew.
+            limit = 1
+        rows = reader.after(
+            config.dataset_version, wait.position, limit, producer=producer, upto=self._position
+        )
+        async with aclosing(rows):
+            async for row in rows:
+                planner.add(portion, row, self._chains)
+                if producer in portion.waits or portion.is_full:
+                    break
+        has_more = producer not in portion.waits and (portion.count == limit or portion.is_full)
+        if has_more:
+            portion.waits[producer] = FinalityWait(producer, portion.upto)
+        portion.upto = self._position
+        return portion, has_more
+
+    async def _keep(self, portion: RowPortion) -> bool:
+        """Whether the rows are messages now; if not, this attempt ends."""
         held = self.held
         request = DeliveryPlan(
             held.task_id,
@@ -215,6 +257,8 @@ class DeliveryTask(PlatformTask):
             portion.upto,
             portion.rows,
             portion.gone,
+            _sorted(self._waits),
+            _sorted(portion.waits),
         )
         try:
             planned = await self._parts.client.plan_delivery(request)
@@ -222,12 +266,14 @@ class DeliveryTask(PlatformTask):
             if error.reason == "PositionMoved":
                 # The answer to this very request was lost, mostly: begin again with what the Dispatcher has.
                 held.stop(Stop.OUTDATED)
-                return
+                return False
             raise
-        self._position = portion.upto
+        self._position, self._waits = portion.upto, portion.waits
         self._outgoing.drop(planned.dropped)
         self._outgoing.add(planned.messages, self._loop.time())
         self._stirred.set()
+        self._show()
+        return True
 
     async def _while_away(self, action: Callable[[], Awaitable[T]]) -> T:
         def away(error: TracelakeError) -> None:
@@ -354,7 +400,7 @@ class DeliveryTask(PlatformTask):
         return TryOutcome(message.message_id, verdict, result.in_doubt, result.status, result.error, delay)
 
     def _show(self) -> None:
-        waits = self._trouble or self._waits_for
+        waits = self._trouble or self._waits_for or _shown_waits(self._waits)
         self.held.progressed(
             {
                 **self._counts,
@@ -364,6 +410,16 @@ class DeliveryTask(PlatformTask):
             }
         )
         self._parts.on_progress(self.held)
+
+
+def _sorted(waits: Mapping[str, FinalityWait]) -> list[FinalityWait]:
+    return [waits[producer] for producer in sorted(waits)]
+
+
+def _shown_waits(waits: Mapping[str, FinalityWait]) -> str | None:
+    found = [f"block {each.block} of {each.producer}" for each in _sorted(waits) if each.block is not None]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else None
 
 
 def _config(held: HeldTask) -> DeliveryConfig:

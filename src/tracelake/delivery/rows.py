@@ -20,7 +20,14 @@ import asyncpg
 import msgspec
 import structlog
 
-from tracelake.contracts.deliveries import MAX_MESSAGE_BYTES, DeliveryConfig, GoneRow, PlannedRow
+from tracelake.contracts.deliveries import (
+    MAX_MESSAGE_BYTES,
+    MAX_PRODUCERS,
+    DeliveryConfig,
+    FinalityWait,
+    GoneRow,
+    PlannedRow,
+)
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.buffers import BLOCK_NUMBER
 from tracelake.domain.dag.model import DeliveryTime, SlackTarget, WebhookTarget
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 
 CHANNEL = "tracelake_rows"
 MAX_PORTION_BYTES = 2 * 1024 * 1024
+MAX_AHEAD = 10_000
+"""Blocks that a row may be ahead of its chain's head, which is known with a delay."""
 _PROBE_SECONDS = 15.0
 _RECONNECT_BACKOFF = Backoff(first=0.05, longest=2.0)
 _INTERRUPTIONS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -50,19 +59,29 @@ class RowReader:
         self._dsn = dsn
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
-    async def after(self, dataset_version: UUID, position: int, limit: int) -> AsyncGenerator[StoredRow]:
-        """Rows behind the position; the caller may stop at any. ``Unavailable`` when they can't be read now."""
+    async def after(
+        self, dataset_version: UUID, position: int, limit: int, *, producer: str | None = None, upto: int = 0
+    ) -> AsyncGenerator[StoredRow]:
+        """Rows behind the position, or those of one producer up to another position; the caller may stop at any.
+        ``Unavailable`` when they can't be read now."""
         import psycopg
         from psycopg import sql
 
-        query = sql.SQL("SELECT * FROM {} WHERE position > %s ORDER BY position LIMIT %s").format(
-            sql.Identifier("data", f"d_{dataset_version.hex}")
-        )
+        table = sql.Identifier("data", f"d_{dataset_version.hex}")
+        if producer is None:
+            query = sql.SQL("SELECT * FROM {} WHERE position > %s ORDER BY position LIMIT %s").format(table)
+            values: list[object] = [position, limit]
+        else:
+            query = sql.SQL(
+                "SELECT * FROM {} WHERE position > %s AND position <= %s AND producer = %s "
+                "ORDER BY position LIMIT %s"
+            ).format(table)
+            values = [position, upto, producer, limit]
         with self._errors():
             connection = await self._open()
             async with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
                 try:
-                    async for row in cursor.stream(query, [position, limit]):
+                    async for row in cursor.stream(query, values):
                         yield row
                 except psycopg.errors.UndefinedTable:
                     # The sink makes the table when it begins.
@@ -166,16 +185,25 @@ class RowSignals:
                 await connection.execute("SELECT", timeout=_PROBE_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class ChainBlocks:
+    """The last final block and the head, as far as they are known, of the chains behind each producer."""
+
+    finalized: Mapping[str, int] = field(default_factory=dict)
+    heads: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class RowPortion:
-    """What becomes of the rows up to a position. ``waits``: the next row isn't final yet."""
+    """What becomes of the rows up to a position. ``waits``: rows of these producers are left out, since one isn't
+    final yet; they are read again, from the positions there."""
 
     upto: int
+    waits: dict[str, FinalityWait] = field(default_factory=dict)
     rows: list[PlannedRow] = field(default_factory=list)
     gone: list[GoneRow] = field(default_factory=list)
     size: int = 0
     count: int = 0
-    waits: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -194,31 +222,40 @@ class RowPlanner:
         self._describes = not isinstance(spec.to, WebhookTarget)
         self._escape = escape_for_slack if isinstance(spec.to, SlackTarget) else str
 
-    def add(self, portion: RowPortion, row: StoredRow, finalized: Mapping[str, int]) -> bool:
-        """Whether the row could be planned; False when it, and all behind it, have to wait."""
-        if not self._is_final(row, finalized):
-            portion.waits = True
-            return False
+    def add(self, portion: RowPortion, row: StoredRow, chains: ChainBlocks) -> bool:
+        """Plan the row, or leave it to wait with those of its producer behind it. False when nothing may go on."""
+        producer: str = row["producer"]
+        block = self._unfinal_block(row, chains)
+        beyond = _beyond(row, block, chains) if block is not None else None
+        if block is not None and beyond is None and producer not in portion.waits:
+            if len(portion.waits) >= MAX_PRODUCERS:
+                return False
+            portion.waits[producer] = FinalityWait(producer, row["position"] - 1, block)
+        # A retraction waits for nothing: what it retracts was sent, or never will be.
+        if producer not in portion.waits or row["retracted_at"] is not None:
+            self._plan(portion, row, beyond)
+        portion.upto = row["position"]
+        portion.count += 1
+        return True
+
+    def _plan(self, portion: RowPortion, row: StoredRow, beyond: str | None) -> None:
         values = {name: row[name] for name in self._names if name in row}
         record = self._record_id(values)
         spec = self._config.spec
         holds = row["retracted_at"] is None and (spec.where is None or spec.where.matches(values))
         if holds:
-            planned = self._planned(record, values, row)
+            planned = self._planned(record, values, row, beyond)
             portion.rows.append(planned)
             # As it is sent: a character may have four bytes, and quotes within JSON are escaped once more.
             portion.size += len(msgspec.json.encode(planned))
         else:
             portion.gone.append(GoneRow(record, row["revision"], row["made_at_revision"]))
-        portion.upto = row["position"]
-        portion.count += 1
-        return True
 
-    def _planned(self, record: str, values: dict[str, Any], row: StoredRow) -> PlannedRow:
+    def _planned(self, record: str, values: dict[str, Any], row: StoredRow, beyond: str | None) -> PlannedRow:
         encoded = msgspec.json.encode(_plain(values))
         key = self._config.spec.key
         order = record if key is None else f"{key}={shown(values.get(key))}"[:4000]
-        data, size, refused = encoded.decode(), len(encoded), None
+        data, size, refused = encoded.decode(), len(encoded), beyond
         if size > MAX_MESSAGE_BYTES:
             data = ""
             refused = f"the row has {size:,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"
@@ -244,16 +281,24 @@ class RowPlanner:
         digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()
         return f"rec_{digest[:32]}"
 
-    def _is_final(self, row: StoredRow, finalized: Mapping[str, int]) -> bool:
-        if self._config.spec.when is not DeliveryTime.FINALIZED:
-            return True
-        # A retraction is final by itself, and what it retracts can't have been sent.
-        if row["retracted_at"] is not None:
-            return True
-        block = row.get(BLOCK_NUMBER) if BLOCK_NUMBER in self._names else None
+    def _unfinal_block(self, row: StoredRow, chains: ChainBlocks) -> int | None:
+        """The block that the row waits for; None when it waits for none."""
+        if self._config.spec.when is not DeliveryTime.FINALIZED or row["retracted_at"] is not None:
+            return None
+        block: int | None = row.get(BLOCK_NUMBER) if BLOCK_NUMBER in self._names else None
         block = row["scope_end"] if block is None else block
         # A producer without a chain upstream makes rows that no reorg can touch.
-        return block is None or row["producer"] not in finalized or block <= finalized[row["producer"]]
+        final = chains.finalized.get(row["producer"])
+        return None if block is None or final is None or block <= final else block
+
+
+def _beyond(row: StoredRow, block: int, chains: ChainBlocks) -> str | None:
+    """Why no chain can have reached the row's block, for which its producer's rows would wait for ever."""
+    head = chains.heads.get(row["producer"])
+    # A follower that begins anew reports low heads at first; the row's own task has read up to its scope's end.
+    if head is None or block <= max(head, row["scope_end"] or 0) + MAX_AHEAD:
+        return None
+    return f"its block {block} is far above {head}, the head of the chain behind {row['producer']}"
 
 
 def escape_for_slack(text: str) -> str:

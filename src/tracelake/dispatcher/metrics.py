@@ -120,6 +120,11 @@ class StateGauges:
                 "delivery_failing", "1 while the receiver refuses or can't be reached.", *labels
             ),
             "behind": gauge("delivery_behind", "Positions that no message was made of yet.", *labels),
+            "held_seconds": gauge(
+                "delivery_held_seconds",
+                "How long the same row has been the next of its producer, and its block isn't final.",
+                *labels,
+            ),
             "sent": gauge("delivery_sent", "Rows that the receiver has accepted.", *labels),
             "retracted": gauge("delivery_retracted", "Retractions that it has accepted.", *labels),
         }

@@ -10,7 +10,14 @@ from uuid import UUID
 
 import msgspec
 
-from tracelake.contracts.deliveries import DeliveryConfig, DeliveryMessage, GoneRow, PlannedRow, TryOutcome
+from tracelake.contracts.deliveries import (
+    DeliveryConfig,
+    DeliveryMessage,
+    FinalityWait,
+    GoneRow,
+    PlannedRow,
+    TryOutcome,
+)
 from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import DeliverySpec
 from tracelake.domain.operators import block_follower
@@ -120,9 +127,25 @@ async def take_new(tx: Transaction, delivery_id: UUID, limit: int) -> list[Deliv
     return _messages(await tx.fetch(SQL.take_new, delivery_id, limit))
 
 
-async def finality(tx: Transaction, delivery_id: UUID) -> dict[str, int]:
+async def finality(tx: Transaction, delivery_id: UUID) -> tuple[dict[str, int], dict[str, int]]:
+    """The last final block and, where it is known, the head of the chains behind each producer."""
     rows = await tx.fetch(SQL.finality, delivery_id, block_follower.SPEC.name)
-    return {row["producer"]: row["finalized"] for row in rows}
+    heads = {row["producer"]: row["head"] for row in rows if row["head"] is not None}
+    return {row["producer"]: row["finalized"] for row in rows}, heads
+
+
+async def waits(tx: Transaction, delivery_id: UUID) -> list[FinalityWait]:
+    return [FinalityWait(*row) for row in await tx.fetch(SQL.waits, delivery_id)]
+
+
+async def set_waits(tx: Transaction, delivery_id: UUID, found: Sequence[FinalityWait]) -> None:
+    await tx.execute(
+        SQL.set_waits,
+        delivery_id,
+        [each.producer for each in found],
+        [each.position for each in found],
+        [each.block for each in found],
+    )
 
 
 async def move_position(tx: Transaction, delivery_id: UUID, position: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tracelake.contracts.deliveries import MAX_PLAN_BYTES, MAX_ROWS, DeliveryConfig, DeliveryPlan
 from tracelake.delivery.http_post import ReceiverAnswer
-from tracelake.delivery.rows import RowPlanner, RowPortion
+from tracelake.delivery.rows import ChainBlocks, RowPlanner, RowPortion
 from tracelake.delivery.targets import judge_answer
 from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import DeliverySpec, WebhookTarget
@@ -43,7 +43,7 @@ def test_a_portion_of_rows_is_never_too_large_to_be_planned(character: str) -> N
             "producer": "alerting/work",
             "scope_end": None,
         }
-        planner.add(portion, row, {})
+        planner.add(portion, row, ChainBlocks())
         if portion.is_full:
             break
     assert portion.count >= 5

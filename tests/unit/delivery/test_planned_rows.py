@@ -6,16 +6,23 @@ import json
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.support.delivery_scene import Receiver
-from tracelake.contracts.deliveries import DeliveryConfig, DeliveryMessage, MessageKind, PlannedRow
+from tracelake.contracts.deliveries import (
+    MAX_PRODUCERS,
+    DeliveryConfig,
+    DeliveryMessage,
+    MessageKind,
+    PlannedRow,
+)
 from tracelake.delivery.addresses import Allowance, ReceiverAddresses
 from tracelake.delivery.http_post import HttpPoster
-from tracelake.delivery.rows import RowPlanner, RowPortion
+from tracelake.delivery.rows import MAX_AHEAD, ChainBlocks, RowPlanner, RowPortion
 from tracelake.delivery.smtp import Mailer
 from tracelake.delivery.targets import TargetParts, open_target
 from tracelake.domain.buffers import BufferSchema
@@ -51,40 +58,80 @@ def row(position: int, block: int | None, **more: Any) -> dict[str, Any]:
     return {**fields, **platform, **more}
 
 
-def planned(finalized: Mapping[str, int], *rows: Mapping[str, Any]) -> RowPortion:
+def planned(
+    finalized: Mapping[str, int], *rows: Mapping[str, Any], heads: Mapping[str, int] = MappingProxyType({})
+) -> RowPortion:
     planner, portion = RowPlanner(config(when=DeliveryTime.FINALIZED)), RowPortion(0)
     for each in rows:
-        if not planner.add(portion, each, finalized):
+        if not planner.add(portion, each, ChainBlocks(finalized, heads)):
             break
     return portion
 
 
+def waits(portion: RowPortion) -> list[tuple[str, int, int | None]]:
+    return [(each.producer, each.position, each.block) for each in portion.waits.values()]
+
+
 def test_a_row_is_final_with_its_block_or_else_with_the_last_block_of_its_task() -> None:
     rows = (row(1, 10), row(2, 11), row(3, None), row(4, 5))
-    for finalized, upto in ((9, 0), (10, 1), (11, 2), (98, 2), (99, 4)):
+    for finalized, count, block in ((9, 0, 10), (10, 1, 11), (11, 2, 99), (98, 2, 99), (99, 4, None)):
         portion = planned({"dag/work": finalized}, *rows)
-        # One that isn't final holds back those behind it, whatever their blocks are.
-        assert (portion.upto, len(portion.rows), portion.waits) == (upto, upto, upto < 4)
+        # One that isn't final holds back those of its producer behind it, whatever their blocks are.
+        assert (portion.upto, len(portion.rows)) == (4, count)
+        assert waits(portion) == ([] if block is None else [("dag/work", count, block)])
+
+
+def test_a_row_that_is_not_final_holds_back_no_other_producer() -> None:
+    finalized = {"dag/work": 9, "dag/other": 50}
+    other = {"producer": "dag/other"}
+    portion = planned(finalized, row(3, 10), row(4, 40, **other), row(5, 5), row(7, 60, **other))
+    assert [each.revision for each in portion.rows] == [1]
+    assert waits(portion) == [("dag/work", 2, 10), ("dag/other", 6, 60)]
+    assert portion.upto == 7
+
+
+def test_the_producers_that_wait_are_bounded() -> None:
+    rows = [row(at, 10, producer=f"dag/{at}") for at in range(1, MAX_PRODUCERS + 3)]
+    portion = planned({each["producer"]: 0 for each in rows}, *rows)
+    assert (len(portion.waits), portion.upto) == (MAX_PRODUCERS, MAX_PRODUCERS)
+
+
+def test_a_row_beyond_what_its_chain_can_have_reached_is_refused_and_holds_nothing_back() -> None:
+    finalized, heads = {"dag/work": 9}, {"dag/work": 20}
+    portion = planned(finalized, row(1, 99 + MAX_AHEAD + 1), row(2, 5), row(3, 99 + MAX_AHEAD), heads=heads)
+    bad, good = portion.rows
+    assert (bad.refused or "").startswith(
+        "its block 10100 is far above 20, the head of the chain behind dag/work"
+    )
+    # Its content stays, so that a person can have it sent.
+    assert (json.loads(bad.data)["key"], good.refused) == ("k1", None)
+    assert waits(portion) == [("dag/work", 2, 99 + MAX_AHEAD)]
+    # While the head isn't known, nothing is refused.
+    assert waits(planned(finalized, row(1, 10**15))) == [("dag/work", 0, 10**15)]
+    [unscoped] = planned(finalized, row(1, 21 + MAX_AHEAD, scope_end=None), heads=heads).rows
+    assert unscoped.refused
 
 
 def test_before_a_chain_is_known_to_be_final_anywhere_nothing_of_it_is_sent() -> None:
-    assert planned({"dag/work": -1}, row(1, 0)).waits
+    portion = planned({"dag/work": -1}, row(1, 0))
+    assert (portion.rows, waits(portion)) == ([], [("dag/work", 0, 0)])
 
 
 def test_rows_of_a_producer_without_a_chain_are_sent_at_once_also_with_other_producers_around() -> None:
     portion = planned({"dag/other": -1}, row(1, 10), row(2, None, scope_end=None))
-    assert (len(portion.rows), portion.waits) == (2, False)
-    assert planned({"dag/work": 0}, row(1, None, scope_end=None)).waits is False
+    assert (len(portion.rows), portion.waits) == (2, {})
+    assert planned({"dag/work": 0}, row(1, None, scope_end=None)).waits == {}
 
 
 def test_a_retraction_waits_for_nothing() -> None:
-    portion = planned({"dag/work": 0}, row(1, 50, retracted_at=WRITTEN), row(2, 60))
-    assert (len(portion.rows), len(portion.gone), portion.upto, portion.waits) == (0, 1, 1, True)
+    rows = (row(1, 50, retracted_at=WRITTEN), row(2, 60), row(3, 70, retracted_at=WRITTEN))
+    portion = planned({"dag/work": 0}, *rows)
+    assert (len(portion.rows), len(portion.gone), waits(portion)) == (0, 2, [("dag/work", 1, 60)])
 
 
 def text_of(template: str | None, **values: Any) -> PlannedRow:
     portion = RowPortion(0)
-    assert RowPlanner(config(template=template)).add(portion, row(1, 7, **values), {})
+    assert RowPlanner(config(template=template)).add(portion, row(1, 7, **values), ChainBlocks())
     [found] = portion.rows
     return found
 

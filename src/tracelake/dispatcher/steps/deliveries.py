@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 import structlog
+from msgspec import UNSET
 
 from tracelake.contracts.deliveries import (
     MAX_SKIPPED,
@@ -31,6 +32,7 @@ from tracelake.contracts.deliveries import (
     MessagesReplayed,
     MessageSummary,
     SkippedMessage,
+    WaitingProducer,
 )
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
@@ -154,8 +156,9 @@ async def load_delivery(ctx: StepContext, call: DeliveryLoad) -> DeliveryLoaded:
         if call.trouble is not None:
             await deliveries.count_outcomes(tx, delivery.delivery_id, 0, 0, call.trouble)
         found = await deliveries.take_new(tx, delivery.delivery_id, call.limit)
-        finalized = await deliveries.finality(tx, delivery.delivery_id)
-        return DeliveryLoaded(delivery.position, delivery.definition, found, finalized)
+        finalized, heads = await deliveries.finality(tx, delivery.delivery_id)
+        waits = await deliveries.waits(tx, delivery.delivery_id)
+        return DeliveryLoaded(delivery.position, delivery.definition, found, finalized, heads, waits)
 
     return await _fenced(ctx, call, work)
 
@@ -166,6 +169,9 @@ async def plan_delivery(ctx: StepContext, call: DeliveryPlan) -> DeliveryPlanned
     async def work(tx: Transaction, delivery: LockedDelivery) -> DeliveryPlanned:
         if delivery.position != call.after:
             raise Conflict("PositionMoved", f"the delivery is at {delivery.position}, not at {call.after}")
+        waits = {*await deliveries.waits(tx, delivery.delivery_id)}
+        if call.waited is not UNSET and {*call.waited} != waits:
+            raise Conflict("PositionMoved", "rows of the producers that wait were planned before")
         dropped: list[int] = []
         # Retractions first: a record has one row in a portion, so the order among them doesn't matter.
         messages: list[DeliveryMessage] = []
@@ -174,6 +180,8 @@ async def plan_delivery(ctx: StepContext, call: DeliveryPlan) -> DeliveryPlanned
         if call.rows:
             messages += await deliveries.add_rows(tx, delivery.delivery_id, call.rows)
         await deliveries.move_position(tx, delivery.delivery_id, call.upto)
+        if call.waits is not UNSET:
+            await deliveries.set_waits(tx, delivery.delivery_id, call.waits)
         return DeliveryPlanned(sorted(messages, key=lambda each: each.message_id), dropped)
 
     return await _fenced(ctx, call, work)
@@ -342,6 +350,7 @@ def _fields(row: Row) -> dict[str, Any]:
         "retracted": row["retracted"],
         "dead": row["dead"],
         "behind": row["behind"] if row["active"] else 0,
+        "waits_for": msgspec.convert(row["waits_for"], list[WaitingProducer], strict=False),
         "oldest_seconds": row["oldest_seconds"],
         "failing_since": row["failing_since"],
         "last_error": row["last_error"],

@@ -27,7 +27,8 @@ WHERE delivery_id = $1
 -- name: retire_delivery
 -- What a removed delivery hasn't sent is never sent.
 WITH retired AS (
-    UPDATE delivery SET active = false, failing_since = NULL WHERE delivery_id = $1 RETURNING delivery_id)
+    UPDATE delivery SET active = false, failing_since = NULL WHERE delivery_id = $1 RETURNING delivery_id),
+forgotten AS (DELETE FROM delivery_wait w USING retired r WHERE w.delivery_id = r.delivery_id)
 UPDATE delivery_message m
 SET state = 'dropped', finished_at = tl_now(), last_error = 'the delivery was removed',
     in_doubt = in_doubt OR under_way, under_way = false
@@ -61,8 +62,22 @@ UPDATE delivery_message m SET handed = true FROM found WHERE m.message_id = foun
 RETURNING m.message_id, m.record_id, m.revision, m.made_at, m.kind, m.order_key, m.data, m.text, m.row_at, m.tries,
           greatest(0, extract(epoch FROM m.next_try_at - tl_now()))::float8 AS wait_seconds
 
+-- name: waits
+-- Producers of which rows wait, with the position up to which theirs are messages.
+SELECT producer, position, block FROM delivery_wait WHERE delivery_id = $1
+
+-- name: set_waits
+-- These producers wait now, and no others.
+WITH ended AS (DELETE FROM delivery_wait WHERE delivery_id = $1 AND producer <> ALL ($2::text[]))
+INSERT INTO delivery_wait AS w (delivery_id, producer, position, block)
+SELECT $1, n.producer, n.position, n.block
+FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS n(producer, position, block)
+ON CONFLICT (delivery_id, producer) DO UPDATE
+SET position = excluded.position, block = excluded.block, since = tl_now()
+WHERE (w.position, w.block) IS DISTINCT FROM (excluded.position, excluded.block)
+
 -- name: move_position
--- The rows up to here are messages now, or needn't be.
+-- The rows up to here are messages now, or needn't be, but for those of producers that wait.
 UPDATE delivery SET position = $2 WHERE delivery_id = $1
 
 -- name: add_rows
@@ -219,7 +234,8 @@ WHERE delivery_id = $1
 
 -- name: finality
 -- The last final block of the chains behind each producer of a dataset: the lowest of those that its job reads of,
--- however far upstream. Of a job that was removed, its last generation counts.
+-- however far upstream; and the highest of their heads, where every follower has reported one. Of a job that was removed,
+-- its last generation counts.
 WITH RECURSIVE producers AS (
     SELECT DISTINCT ON (w.dag_name, w.job_name) w.dag_name || '/' || w.job_name AS producer, j.job_id
     FROM delivery v JOIN buffer_writer w USING (dataset_uuid)
@@ -233,11 +249,18 @@ upstream AS (
     FROM upstream u JOIN job_input ji ON ji.job_id = u.job_id
     JOIN dataset_version p ON p.dataset_version = ji.dataset_version
     WHERE p.job_id IS NOT NULL)
-SELECT producer, min(finalized) AS finalized FROM (
-    SELECT u.producer, j.job_id, coalesce(max(dc.finalized), -1) AS finalized
+SELECT producer, min(finalized) AS finalized, CASE WHEN bool_and(head IS NOT NULL) THEN max(head) END AS head
+FROM (
+    SELECT u.producer, j.job_id, coalesce(max(dc.finalized), -1) AS finalized, min(r.head) AS head
     FROM upstream u JOIN job j ON j.job_id = u.job_id AND j.operator = $2
     JOIN dataset_version dv ON dv.job_id = j.job_id
     LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+    LEFT JOIN LATERAL (
+        SELECT CASE WHEN jsonb_typeof(a.progress->'head') = 'number'
+                    THEN least((a.progress->>'head')::numeric, 1e18)::bigint END AS head
+        FROM task t JOIN attempt a ON a.task_id = t.task_id AND a.attempt = t.attempt
+        WHERE t.job_id = ANY(ARRAY[j.job_id]) AND t.status <> 'Canceled'
+        ORDER BY t.job_id, t.seq DESC LIMIT 1) r ON true
     GROUP BY u.producer, j.job_id) f
 GROUP BY producer
 
@@ -245,7 +268,8 @@ GROUP BY producer
 -- Every delivery that is active or has dead letters, with what waits.
 SELECT v.delivery_id, v.dag_name, v.name, coalesce(d.published_name, v.spec->>'dataset') AS dataset, v.spec, v.active,
        v.job_id, v.sent, v.retracted, v.failing_since, v.last_error, v.last_error_at, v.last_sent_at,
-       greatest(0, coalesce(dc.cursor, 0) - v.position) AS behind, t.task_id, t.status AS task_status,
+       greatest(0, coalesce(dc.cursor, 0) - least(v.position, f.position)) AS behind, f.waits_for,
+       t.task_id, t.status AS task_status,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE p.job_id = v.job_id) AS paused_by, w.waiting, w.oldest_seconds,
        (SELECT count(*) FROM delivery_message m
@@ -257,6 +281,11 @@ LEFT JOIN task t ON t.job_id = v.job_id AND t.kind = 'source'
 CROSS JOIN LATERAL (
     SELECT count(*) AS waiting, extract(epoch FROM tl_now() - min(m.created_at))::float8 AS oldest_seconds
     FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'waiting') w
+CROSS JOIN LATERAL (
+    SELECT min(d.position) AS position,
+           coalesce(jsonb_agg(jsonb_build_object('producer', d.producer, 'block', d.block, 'since', d.since)
+                              ORDER BY d.since, d.producer) FILTER (WHERE d.block IS NOT NULL), '[]') AS waits_for
+    FROM delivery_wait d WHERE d.delivery_id = v.delivery_id) f
 WHERE v.org_id = $1 AND ($2::text IS NULL OR (v.dag_name = $2 AND v.name = $3))
   AND (v.active OR EXISTS (SELECT FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead'))
 ORDER BY v.dag_name, v.name, v.active DESC, v.created_at DESC

@@ -17,12 +17,19 @@ SELECT coalesce(d.published_name, d.dataset_uuid::text) AS dataset, count(*) AS 
 FROM dead_letter l JOIN dataset d USING (dataset_uuid) GROUP BY 1
 
 -- name: deliveries
--- What waits, was given up and was accepted, by delivery; reads the index of open messages.
+-- What waits, was given up and was accepted, by delivery; reads the index of open messages. Rows of one that is paused
+-- don't wait for their block.
 SELECT v.dag_name, v.name, v.sent, v.retracted, (v.failing_since IS NOT NULL)::int AS failing,
-       greatest(0, coalesce(dc.cursor, 0) - v.position) AS behind,
+       greatest(0, coalesce(dc.cursor, 0) - least(v.position, f.position)) AS behind,
+       CASE WHEN j.paused THEN 0 ELSE coalesce(f.held_seconds, 0) END AS held_seconds,
        (SELECT count(*) FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'waiting') AS waiting,
        (SELECT count(*) FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead') AS dead
 FROM delivery v
+JOIN job j USING (job_id)
 LEFT JOIN dataset_version dv ON dv.dataset_uuid = v.dataset_uuid AND dv.is_current
 LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
+CROSS JOIN LATERAL (
+    SELECT min(d.position) AS position,
+           extract(epoch FROM tl_now() - min(d.since) FILTER (WHERE d.block IS NOT NULL))::float8 AS held_seconds
+    FROM delivery_wait d WHERE d.delivery_id = v.delivery_id) f
 WHERE v.active
