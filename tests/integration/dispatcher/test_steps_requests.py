@@ -26,7 +26,9 @@ from tracelake.dispatcher.steps.interventions import pause_job, resume_job, retr
 from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.domain.errors import Conflict, Invalid
 from tracelake.scheduler.ticks import RoundResult, run_round
-from tracelake.store import sources
+from tracelake.store import jobs, sources
+from tracelake.store.db import Transaction
+from tracelake.store.jobs import ActiveJob
 
 HOUR = 3600
 
@@ -417,3 +419,25 @@ async def test_a_tick_that_a_person_makes_loses_none_that_the_schedulers_have_mi
     assert (len(ticks), ticks[-1]) == (6, ran.tick)
     assert [tick % 60 for tick in ticks[:-1]] == [0] * 5
     assert states(await Scheduler(talk.ctx).round()) == []
+
+
+@pytest.mark.parametrize("late", [60, 250 * 60])
+async def test_no_tick_becomes_due_unnoticed_while_a_person_makes_one(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    await talk.deploy(dag(cron(catch_up="all"), reactive("work", "src", strategy="PerUpdate")))
+    await talk.pass_time(late - 12)
+    find = jobs.active
+
+    async def slow(tx: Transaction, dag_name: str, name: str) -> ActiveJob:
+        monkeypatch.setattr(jobs, "active", find)
+        await talk.pass_time(4)
+        return await find(tx, dag_name, name)
+
+    monkeypatch.setattr(jobs, "active", slow)
+    ran = await run_source(talk.ctx, "chain", "src", "tester")
+    minutes = late // 60
+    ticks = [row["range_end"] for row in await talk.events()]
+    assert (len(ticks), ticks[-1]) == (minutes + 1, ran.tick)
+    assert [tick - ticks[0] for tick in ticks[:-1]] == [60 * n for n in range(minutes)]
+    assert len(await talk.query("SELECT 1 FROM audit WHERE action = 'run source'")) == 1

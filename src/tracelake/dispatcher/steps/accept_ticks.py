@@ -14,7 +14,6 @@ from datetime import datetime
 import structlog
 
 from tracelake.contracts.sources import (
-    ScheduledSource,
     SchedulesRequest,
     SchedulesResponse,
     SourceRan,
@@ -37,7 +36,8 @@ from tracelake.store.db import DeployLock, Transaction, database_now
 from tracelake.store.sources import SourceRow
 
 SCHEDULER_LEASE_SECONDS = 10.0
-
+TICKS_AT_ONCE = 100
+"""Ticks that one transaction makes: it holds its source's lock, and keeps deploys away, for no longer."""
 
 log = structlog.get_logger(__name__)
 
@@ -93,36 +93,44 @@ def _last(row: SourceRow) -> float:
 async def run_source(ctx: StepContext, dag: str, name: str, actor: str) -> SourceRan:
     """Make a tick of this second, as if the source were scheduled now. What the schedulers have missed is made
     first: afterwards it would be older than the last tick, and known."""
-    await accept_ticks(ctx, await _missed(ctx, dag, name))
+    tick: int | None = None
 
-    async def work(tx: Transaction) -> tuple[int, AcceptedRequest]:
+    async def work(tx: Transaction) -> list[AcceptedRequest]:
+        nonlocal tick
+        tick = None
         job = await jobs.active(tx, dag, name)
         if job.source_kind is not SourceKind.CRON:
             raise Conflict("NotCron", f"{dag}/{name} is not a cron source")
         row = await sources.lock(tx, dag, name)
-        tick = int(row.now.timestamp())
-        if row.last_tick is not None and tick <= row.last_tick:
+        this_second = int(row.now.timestamp())
+        if row.last_tick is not None and this_second <= row.last_tick:
             raise Conflict("TickExists", f"{dag}/{name} has a tick of this second, or a later one; try again")
-        done = await accept_request(ctx, tx, job, SourceRequest(SourceKind.CRON, tick))
-        await dags.audit(tx, ctx.org_id, actor, "run source", {"job": f"{dag}/{name}", "tick": tick})
-        return tick, done
+        # Up to the same time as the tick, under the same lock: none can become due in between.
+        ticks = [*(each for each in await _due(tx, dag, name, row.now) if each < this_second), this_second]
+        if len(ticks) <= TICKS_AT_ONCE:
+            tick = this_second
+            await dags.audit(tx, ctx.org_id, actor, "run source", {"job": f"{dag}/{name}", "tick": tick})
+        return [
+            await accept_request(ctx, tx, job, SourceRequest(SourceKind.CRON, each))
+            for each in ticks[:TICKS_AT_ONCE]
+        ]
 
-    tick, done = await ctx.db.run(work, hot=True)
-    counted(ctx, SourceKind.CRON, done)
+    # Many missed ticks take several transactions, of which the last one makes this one.
+    while True:
+        accepted = await ctx.db.run(work, hot=True)
+        for each in accepted:
+            counted(ctx, SourceKind.CRON, each)
+        if tick is not None:
+            break
+    done = accepted[-1]
     log.info("source run", job=f"{dag}/{name}", tick=tick, actor=actor)
     return SourceRan(dag, name, tick, done.kept, done.event_id, done.tasks_created)
 
 
-async def _missed(ctx: StepContext, dag: str, name: str) -> list[TickIn]:
+async def _due(tx: Transaction, dag: str, name: str, now: datetime) -> list[int]:
     """The ticks that a scheduler would send now, if one acted."""
-
-    async def look(tx: Transaction) -> tuple[list[ScheduledSource], datetime]:
-        return await sources.schedules(tx), await database_now(tx)
-
-    scheduled, now = await ctx.db.run(look, lock=DeployLock.NONE)
-    for source in scheduled:
+    for source in await sources.schedules(tx):
         if (source.dag_name, source.job) == (dag, name):
             schedule = parse_schedule(source.schedule, source.timezone)
-            due = due_ticks(schedule, source.after, now, source.catch_up)
-            return [TickIn(dag, name, tick) for tick in due.ticks]
+            return due_ticks(schedule, source.after, now, source.catch_up).ticks
     return []
