@@ -28,7 +28,7 @@ SELECT * FROM attempt WHERE task_id = $1 ORDER BY attempt
 
 -- name: wakes
 -- Wake-ups that wait in the outbox, due ones and later ones, oldest first.
-SELECT task_id, runtime, available_at, available_at <= tl_now() AS due FROM outbox
+SELECT task_id, runtime, payload, available_at, available_at <= tl_now() AS due FROM outbox
 WHERE kind = 'wake' ORDER BY outbox_id
 
 -- name: forget_wakes

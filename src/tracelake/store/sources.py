@@ -53,6 +53,7 @@ class WaitingRequest:
     kind: SourceKind
     number: int
     scope: dict[str, int]
+    bulk: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ async def add_request(
     scope: Mapping[str, int],
     delivery: DeliveryRow | None,
     *,
+    bulk: bool,
     routed: bool,
 ) -> int:
     sent = delivery or DeliveryRow("", None, None, None, 0)
@@ -138,6 +140,7 @@ async def add_request(
         sent.body,
         sent.body_location,
         sent.body_bytes if delivery else None,
+        bulk,
         routed,
     )
     assert row is not None
@@ -156,7 +159,9 @@ async def waiting_sources(tx: Transaction) -> list[tuple[str, str]]:
 
 async def waiting_requests(tx: Transaction, dag: str, job: str, limit: int) -> list[WaitingRequest]:
     return [
-        WaitingRequest(row["request_id"], SourceKind(row["kind"]), row["number"], row["scope"] or {})
+        WaitingRequest(
+            row["request_id"], SourceKind(row["kind"]), row["number"], row["scope"] or {}, row["bulk"]
+        )
         for row in await tx.fetch(SQL.waiting_requests, dag, job, limit)
     ]
 
@@ -189,7 +194,7 @@ async def create_tasks(
         [request[1] for request in requests],
         [request[2] for request in requests],
     )
-    return [NewTask(row["task_id"], row["runtime"], row["wake"]) for row in rows]
+    return [NewTask(row["task_id"], row["runtime"], row["wake"], row["bulk"]) for row in rows]
 
 
 async def requests_of(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, TaskRequest]:

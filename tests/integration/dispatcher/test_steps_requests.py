@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.conversation import Conversation, Lease, dag, reactive, source
-from tracelake.contracts.dispatcher_api import EventIn, PayloadSource
+from tracelake.contracts.dispatcher_api import EventIn, PayloadSource, TriggerRequest, TriggerResponse
 from tracelake.contracts.sources import (
     SchedulesRequest,
     SchedulesResponse,
@@ -19,6 +19,7 @@ from tracelake.contracts.sources import (
     TickIn,
     TickOut,
 )
+from tracelake.dispatcher.steps.accept_events import trigger_source
 from tracelake.dispatcher.steps.accept_ticks import accept_ticks, run_source, schedules
 from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
@@ -441,3 +442,53 @@ async def test_no_tick_becomes_due_unnoticed_while_a_person_makes_one(
     assert (len(ticks), ticks[-1]) == (minutes + 1, ran.tick)
     assert [tick - ticks[0] for tick in ticks[:-1]] == [60 * n for n in range(minutes)]
     assert len(await talk.query("SELECT 1 FROM audit WHERE action = 'run source'")) == 1
+
+
+async def bulk_trigger(talk: Conversation, number: int) -> TriggerResponse:
+    request = TriggerRequest(start=number, end=number, priority="bulk")
+    return await trigger_source(talk.ctx, "chain", "src", request)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_bulk_trigger_of_a_source_with_code_is_a_bulk_task(talk: Conversation, paused: bool) -> None:
+    await talk.deploy(dag(source(**CODE), reactive("work", "src")))
+    if paused:
+        await pause_job(talk.ctx, "chain", "src")
+    assert (await bulk_trigger(talk, 1)).kept is paused
+    assert (await talk.trigger(2, 2)).kept is paused
+    if paused:
+        await resume_job(talk.ctx, "chain", "src")
+        await release(talk)
+    bulk, normal = await talk.queued("src")
+    assert [(await talk.task(task_id))["bulk"] for task_id in (bulk, normal)] == [True, False]
+    wakes = {row["task_id"]: bool(row["payload"].get("bulk")) for row in await talk.all_wakes()}
+    assert (wakes[bulk], wakes[normal]) == (True, False)
+    # What follows from it is bulk as well.
+    lease = await talk.lease(bulk)
+    await talk.emit(lease, EventIn(await talk.dataset("src"), start=1, end=1))
+    assert (await talk.task(await talk.only_queued("work")))["bulk"]
+
+
+@pytest.mark.parametrize("code", [False, True])
+async def test_a_kept_bulk_trigger_is_bulk_in_the_generation_that_replaces_its_source(
+    talk: Conversation, code: bool
+) -> None:
+    def file(**fields: Any) -> str:
+        return dag(source(**fields), reactive("work", "src"))
+
+    before, after = ({}, CODE) if code else (CODE, {})
+    await talk.deploy(file(**before))
+    await pause_job(talk.ctx, "chain", "src")
+    assert (await bulk_trigger(talk, 1)).kept
+    assert (await talk.trigger(2, 2)).kept
+    await talk.deploy(file(**after))
+    await release(talk)
+    tasks = [await talk.task(task_id) for task_id in await talk.queued("src" if code else "work")]
+    assert [row["bulk"] for row in tasks] == [True, False]
+
+
+async def test_a_job_of_bulk_priority_wakes_its_requests_as_bulk(talk: Conversation) -> None:
+    await talk.deploy(dag(source(**CODE, priority="bulk"), reactive("work", "src")))
+    await talk.trigger(1, 1)
+    [wake] = await talk.all_wakes()
+    assert wake["payload"]["bulk"]

@@ -121,7 +121,10 @@ async def _trigger_code(
     if scope:
         parse_event(EventIn(dataset_uuid=active.job_id, **named))
     row = await sources.lock(tx, dag, job)
-    return await accept_request(ctx, tx, active, SourceRequest(SourceKind.MANUAL, row.last_number + 1, scope))
+    bulk = request.priority == "bulk"
+    return await accept_request(
+        ctx, tx, active, SourceRequest(SourceKind.MANUAL, row.last_number + 1, scope, bulk=bulk)
+    )
 
 
 def _count(ctx: StepContext, counted: CountedEvents) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tracelake.contracts.dispatcher_api import EventIn
@@ -33,12 +34,14 @@ ROUTED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """``number`` is the tick, or comes next; ``scope`` are the blocks that a trigger names."""
+    """``number`` is the tick, or comes next; ``scope`` are the blocks that a trigger names, and ``bulk`` one of a
+    backfill."""
 
     kind: SourceKind
     number: int
     scope: Mapping[str, int] = field(default_factory=dict)
     delivery: DeliveryRow | None = None
+    bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ async def accept_request(
     )
     if definition.runs_code:
         return await _accept_for_code(ctx, tx, definition, request)
-    kept = job.keeps(bulk=False)
+    kept = job.keeps(bulk=request.bulk)
     produced = await _produced(tx, definition, [request], held=kept)
     done = await count_events(ctx, tx, produced, await open_gates(tx, produced))
     # An event is all there is to a tick or a trigger. A delivery's id is kept, so that it is accepted once.
@@ -106,6 +109,7 @@ async def _add(tx: Transaction, definition: JobDefinition, request: SourceReques
         request.number,
         request.scope,
         request.delivery,
+        bulk=request.bulk,
         routed=routed,
     )
 
@@ -171,10 +175,13 @@ async def _produced(
     held: bool = False,
 ) -> list[ProducedEvent]:
     output = definition.outputs[0]
-    events = [EventIn(dataset_uuid=output.dataset_uuid, **_scope(request)) for request in requests]
-    return await resolve_events(
-        tx, Producer(definition.org_id, definition.job_id, active=True, held=held), definition, events
-    )
+    produced: list[ProducedEvent] = []
+    # One producer's events are bulk or not, all of them; those next to each other that are alike keep their order.
+    for bulk, alike in groupby(requests, key=lambda request: request.bulk):
+        producer = Producer(definition.org_id, definition.job_id, active=True, bulk=bulk, held=held)
+        events = [EventIn(dataset_uuid=output.dataset_uuid, **_scope(request)) for request in alike]
+        produced += await resolve_events(tx, producer, definition, events)
+    return produced
 
 
 def _scope(request: SourceRequest | WaitingRequest) -> dict[str, Any]:

@@ -32,8 +32,8 @@ UPDATE source SET allowance = $3, allowed_at = tl_now() WHERE dag_name = $1 AND 
 -- name: add_request
 -- An accepted request, routed at once or waiting.
 INSERT INTO source_request (org_id, dag_name, job_name, kind, number, scope, delivery_id, content_type, body,
-                            body_location, body_bytes, routed_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, CASE WHEN $12 THEN tl_now() END)
+                            body_location, body_bytes, bulk, routed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, CASE WHEN $13 THEN tl_now() END)
 RETURNING request_id, accepted_at
 
 -- name: delivery
@@ -56,7 +56,7 @@ WHERE j.source_kind IN ('cron', 'webhook', 'manual')
 
 -- name: waiting_requests
 -- The oldest requests that a source has kept.
-SELECT request_id, kind, number, scope FROM source_request
+SELECT request_id, kind, number, scope, bulk FROM source_request
 WHERE dag_name = $1 AND job_name = $2 AND routed_at IS NULL ORDER BY request_id LIMIT $3
 
 -- name: mark_routed
@@ -86,7 +86,7 @@ WITH kept AS (
     JOIN dataset_version v ON v.job_id = o.job_id
     WHERE j.job_id = $1 AND e.dataset_version = v.dataset_version AND e.state = 'held'
     RETURNING e.event_id, e.org_id, j.dag_name, j.name AS job_name, o.source_kind AS kind, e.kind AS shape,
-              e.range_start, e.range_end
+              e.range_start, e.range_end, e.bulk
 ), numbered AS (
     SELECT k.*, CASE WHEN k.kind = 'manual' THEN s.last_number + row_number() OVER (PARTITION BY k.kind ORDER BY k.event_id)
                      ELSE k.range_end END AS number
@@ -96,8 +96,8 @@ WITH kept AS (
         SELECT dag_name, job_name, max(number) AS last FROM numbered WHERE kind = 'manual' GROUP BY 1, 2) n
     WHERE s.dag_name = n.dag_name AND s.job_name = n.job_name
 )
-INSERT INTO source_request (org_id, dag_name, job_name, kind, number, scope)
-SELECT org_id, dag_name, job_name, kind, number,
+INSERT INTO source_request (org_id, dag_name, job_name, kind, number, bulk, scope)
+SELECT org_id, dag_name, job_name, kind, number, bulk,
        CASE WHEN kind <> 'manual' THEN NULL WHEN shape = 'cursor' THEN jsonb_build_object('cursor', range_end)
             ELSE jsonb_build_object('start', range_start, 'end', range_end) END
 FROM numbered ORDER BY event_id
@@ -107,9 +107,11 @@ ON CONFLICT (dag_name, job_name, kind, number) DO UPDATE SET routed_at = NULL
 -- One task per request, whose job is locked and not paused. One that was shelved goes on when its generation is
 -- deployed again. Of a capped job no more tasks are woken than may run.
 WITH made AS (
-    INSERT INTO task (task_id, org_id, job_id, kind, status, request_id, cause, parked)
-    SELECT c.task_id, j.org_id, j.job_id, 'request', 'Queued', c.request_id, c.cause, j.max_concurrency IS NOT NULL
+    INSERT INTO task (task_id, org_id, job_id, kind, status, request_id, cause, parked, bulk)
+    SELECT c.task_id, j.org_id, j.job_id, 'request', 'Queued', c.request_id, c.cause, j.max_concurrency IS NOT NULL,
+           r.bulk
     FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS c(task_id, request_id, cause)
+    JOIN source_request r USING (request_id)
     JOIN job j ON j.job_id = $1 AND j.active AND NOT j.paused
     ORDER BY c.request_id
     ON CONFLICT (job_id, request_id) WHERE kind = 'request' DO UPDATE
@@ -117,9 +119,9 @@ WITH made AS (
         error_message = NULL,
         last_outcome = CASE WHEN task.attempt > 0 THEN 'Canceled' ELSE task.last_outcome END
     WHERE task.shelved
-    RETURNING task_id, job_id, seq
+    RETURNING task_id, job_id, seq, bulk
 )
-SELECT made.task_id, j.runtime,
+SELECT made.task_id, j.runtime, made.bulk OR j.priority = 'bulk' AS bulk,
        row_number() OVER (ORDER BY made.seq) <= coalesce(j.max_concurrency, 2147483647) AS wake
 FROM made JOIN job j USING (job_id) ORDER BY made.seq
 
