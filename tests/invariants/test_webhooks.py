@@ -9,6 +9,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -177,8 +178,6 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
 async def test_deliveries_beyond_the_rate_are_refused_until_time_has_passed(
     talk: Conversation, ctx: StepContext
 ) -> None:
-    from dataclasses import replace
-
     slow = replace(ctx, hook_limits=HookLimits(rate=0.5, burst=3))
     secret = await deployed(talk)
     async with open_surfaces(slow) as ports:
@@ -193,6 +192,42 @@ async def test_deliveries_beyond_the_rate_are_refused_until_time_has_passed(
         assert (await call(ports, b"{}", signed(secret, b"{}", "msg_0"))).status_code == 200
         await talk.pass_time(4)
         assert (await call(ports, b"{}", signed(secret, b"{}", "msg_9"))).status_code == 202
+
+
+async def test_a_clock_that_is_set_back_stops_deliveries_no_longer_than_the_rate_does(
+    talk: Conversation, ctx: StepContext
+) -> None:
+    slow = replace(ctx, hook_limits=HookLimits(rate=0.5, burst=2))
+    secret = await deployed(talk)
+    await talk.pass_time(86_400)
+
+    async def status(number: int, ahead: float) -> int:
+        headers = signed(secret, b"{}", f"msg_{number}", time.time() + ahead)
+        return (await call(ports, b"{}", headers)).status_code
+
+    async with open_surfaces(slow) as ports:
+        assert [await status(number, 86_400) for number in range(3)] == [202, 202, 429]
+        await talk.pass_time(-86_400)
+        assert await status(3, 0) == 429
+        await talk.pass_time(3)
+        assert [await status(number, 3) for number in (4, 5)] == [202, 429]
+
+
+async def test_a_clock_that_is_set_back_brings_no_secret_back(talk: Conversation, ports: Surfaces) -> None:
+    leaked = await deployed(talk)
+    current = await secret_of(talk, rotate=True, overlap=0)
+    await talk.pass_time(-3600)
+    before = time.time() - 3600
+    assert (await call(ports, b"{}", signed(leaked, b"{}", "msg_1", before))).status_code == 401
+    assert (await call(ports, b"{}", signed(current, b"{}", "msg_2", before))).status_code == 202
+    await secret_of(talk, rotate=True, overlap=600)
+    await talk.pass_time(-86_400)
+    before -= 86_400
+    assert (await call(ports, b"{}", signed(current, b"{}", "msg_3", before))).status_code == 401
+    await talk.pass_time(86_400 + 10)
+    before += 86_400 + 10
+    assert (await call(ports, b"{}", signed(current, b"{}", "msg_3", before))).status_code == 202
+    assert (await call(ports, b"{}", signed(leaked, b"{}", "msg_4", before))).status_code == 401
 
 
 async def test_a_secret_is_shown_once_and_rotated_with_an_overlap(

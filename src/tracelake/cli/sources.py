@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,6 +86,8 @@ def _state(source: SourceSummary, now: datetime) -> str:
         return f"paused ({', '.join(source.pause_causes) or 'person'})"
     if source.last_tick is not None and source.last_tick > now.timestamp() + 1:
         return "its last tick is in the future: the clock was set back"
+    if source.schedule is not None and source.since is not None and source.since > now + timedelta(seconds=1):
+        return "the deploy of its schedule is in the future: the clock was set back"
     return "-"
 
 
@@ -94,7 +96,7 @@ def _next(source: SourceSummary, now: datetime, count: int) -> list[datetime]:
         return []
     from tracelake.domain.schedule import next_ticks, parse_schedule
 
-    after = max(now, datetime.fromtimestamp(source.last_tick or 0, UTC))
+    after = max(now, datetime.fromtimestamp(source.last_tick or 0, UTC), source.since or now)
     return next_ticks(parse_schedule(source.schedule, source.timezone), after, count)
 
 

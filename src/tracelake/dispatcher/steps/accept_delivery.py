@@ -60,7 +60,7 @@ async def accept_delivery(
     delivery_id = caller.delivery_id or str(ctx.entropy.uuid())
     sent = await _keep_body(ctx, delivery_id, headers.get("content-type"), body)
 
-    async def work(tx: Transaction) -> DeliveryAccepted | AcceptedRequest:
+    async def work(tx: Transaction) -> DeliveryAccepted | AcceptedRequest | RateLimited:
         active = await jobs.find_active(tx, dag, job)
         if active is None or active.source_kind is not SourceKind.WEBHOOK:
             raise _unknown(dag, job)
@@ -69,13 +69,21 @@ async def accept_delivery(
         known = await sources.number_of_delivery(tx, dag, job, delivery_id)
         if known is not None:
             return DeliveryAccepted(known, known=True)
-        await sources.take_allowance(tx, dag, job, _allowance(ctx.hook_limits, row) - 1)
+        left = _allowance(ctx.hook_limits, row)
+        if left < 1:
+            # Or it wouldn't refill before the clock is where it was.
+            if _set_back(row):
+                await sources.take_allowance(tx, dag, job, left)
+            return _beyond_rate(ctx.hook_limits, left)
+        await sources.take_allowance(tx, dag, job, left - 1)
         number = row.last_number + 1
         request = SourceRequest(SourceKind.WEBHOOK, number, delivery=sent)
         return await accept_request(ctx, tx, active, request)
 
     with ctx.metrics.timed("delivery"):
         done = await ctx.db.run(work, hot=True)
+    if isinstance(done, RateLimited):
+        raise done
     if isinstance(done, DeliveryAccepted):
         ctx.metrics.source_requests.labels(SourceKind.WEBHOOK.value, "known").inc()
         return done
@@ -88,17 +96,22 @@ def _unknown(dag: str, job: str) -> NotFound:
 
 
 def _allowance(limits: HookLimits, row: SourceRow) -> float:
-    """What the source may accept now; raises when that is nothing."""
+    """What the source may accept now."""
     if row.allowance is None or row.allowed_at is None:
         return limits.burst
     # A clock that was set back refills nothing, and takes nothing either.
-    passed = max(0.0, (row.now - row.allowed_at).total_seconds())
-    left = min(limits.burst, row.allowance + passed * limits.rate)
-    if left < 1:
-        raise RateLimited(
-            "RateLimited", "the source accepts no more deliveries for now", (1 - left) / limits.rate
-        )
-    return left
+    passed = 0.0 if _set_back(row) else (row.now - row.allowed_at).total_seconds()
+    return min(limits.burst, row.allowance + passed * limits.rate)
+
+
+def _set_back(row: SourceRow) -> bool:
+    return row.allowed_at is not None and row.allowed_at > row.now
+
+
+def _beyond_rate(limits: HookLimits, left: float) -> RateLimited:
+    return RateLimited(
+        "RateLimited", "the source accepts no more deliveries for now", (1 - left) / limits.rate
+    )
 
 
 async def _keep_body(

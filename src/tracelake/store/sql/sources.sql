@@ -26,7 +26,7 @@ UPDATE source SET last_tick = greatest(last_tick, $3), last_number = greatest(la
 WHERE dag_name = $1 AND job_name = $2
 
 -- name: take_allowance
--- What the rate limit leaves after an accepted delivery.
+-- What the rate limit leaves now.
 UPDATE source SET allowance = $3, allowed_at = tl_now() WHERE dag_name = $1 AND job_name = $2
 
 -- name: add_request
@@ -170,7 +170,7 @@ ORDER BY j.dag_name, j.name LIMIT $4
 SELECT j.job_id, j.source,
        ARRAY(SELECT w.secret FROM installation.webhook_secret w
              WHERE w.dag_name = j.dag_name AND w.job_name = j.name
-               AND (w.expires_at IS NULL OR w.expires_at > tl_now())
+               AND (w.expires_at IS NULL OR w.rotated_at <= tl_now() AND w.expires_at > tl_now())
              ORDER BY w.secret_id DESC LIMIT 3) AS secrets, tl_now() AS now
 FROM job j WHERE j.dag_name = $1 AND j.name = $2 AND j.active AND j.source_kind = 'webhook'
 
@@ -194,5 +194,5 @@ WITH forgotten AS (
     DELETE FROM installation.webhook_secret
     WHERE dag_name = $1 AND job_name = $2 AND expires_at <= tl_now()
 )
-UPDATE installation.webhook_secret SET expires_at = tl_now() + make_interval(secs => $3)
+UPDATE installation.webhook_secret SET rotated_at = tl_now(), expires_at = tl_now() + make_interval(secs => $3)
 WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL RETURNING expires_at
