@@ -14,7 +14,14 @@ import pytest
 
 from tracelake.contracts.manifest import Manifest, ManifestFile
 from tracelake.domain.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
-from tracelake.objects.base import ObjectLocation, ObjectPrefix, ObjectStat, ObjectStore
+from tracelake.objects.base import (
+    ObjectLocation,
+    ObjectPrefix,
+    ObjectStat,
+    ObjectStore,
+    bundle_location,
+    delivery_location,
+)
 from tracelake.objects.directory import DirectoryStore
 from tracelake.objects.verify import CONCURRENCY, verify_output
 
@@ -131,6 +138,7 @@ class TestStore:
             store.put(beside.location("a"), b""),
             store.list(beside),
             store.delete_prefix(beside),
+            store.delete_body(beside.child("delivery").location("a")),
         ):
             with pytest.raises(Forbidden):
                 await act
@@ -145,6 +153,22 @@ class TestStore:
         assert await store.delete_prefix(staging) == 2
         assert await store.delete_prefix(staging) == 0
         assert await store.list(store.root) == (ObjectStat(kept, 0),)
+
+    async def test_a_body_of_a_delivery_is_removed_and_no_other_object(
+        self, store: ObjectStore, staging: ObjectPrefix
+    ) -> None:
+        body, kept = [delivery_location(store.root, object_id) for object_id in (DATASET, VERSION)]
+        others = [staging.location("a"), bundle_location(store.root, "0" * 64)]
+        others.append(store.root.child("delivery").child("sub").location("a"))
+        for place in (body, kept, *others):
+            await store.put(place, b"x")
+        await store.delete_body(body)
+        await store.delete_body(body)
+        assert await store.stat(body) is None
+        for other in others:
+            with pytest.raises(Forbidden):
+                await store.delete_body(other)
+        assert len(await store.list(store.root)) == 1 + len(others)
 
     @pytest.mark.parametrize("above", ["", "dataset/", f"dataset/{DATASET}/version/{VERSION}/{TASK}/"])
     async def test_delete_above_one_attempt_is_refused(

@@ -21,13 +21,14 @@ from standardwebhooks import Webhook
 from tests.support.conversation import Conversation, dag, reactive, source
 from tests.support.surfaces import Surfaces, open_surfaces
 from tracelake.contracts.sources import MAX_HOOK_BYTES, SecretRequest
-from tracelake.dispatcher.steps.accept_delivery import show_secret
+from tracelake.dispatcher.steps.accept_delivery import accept_delivery, collect_bodies, show_secret
 from tracelake.dispatcher.steps.context import HookLimits, StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
 from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.domain.dag.model import Signature
-from tracelake.domain.errors import Conflict, Unauthenticated
+from tracelake.domain.errors import Conflict, Unauthenticated, Unavailable
 from tracelake.domain.webhooks import judge_call, new_secret
+from tracelake.objects.base import ObjectLocation, ObjectStore
 
 PATH = "/v1/hooks/chain/src"
 CODE = {"operator": "own", "runtime": "ecs_python"}
@@ -42,6 +43,16 @@ def talk(ctx: StepContext) -> Conversation:
 async def ports(ctx: StepContext) -> AsyncIterator[Surfaces]:
     async with open_surfaces(ctx) as opened:
         yield opened
+
+
+class ObjectStoreOf:
+    """The object store of a context, of which a test replaces a part."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
 
 
 def hook(signature: str = "standard", **fields: Any) -> dict[str, Any]:
@@ -201,11 +212,12 @@ async def test_a_clock_that_is_set_back_stops_deliveries_no_longer_than_the_rate
     secret = await deployed(talk)
     await talk.pass_time(86_400)
 
-    async def status(number: int, ahead: float) -> int:
-        headers = signed(secret, b"{}", f"msg_{number}", time.time() + ahead)
-        return (await call(ports, b"{}", headers)).status_code
-
     async with open_surfaces(slow) as ports:
+
+        async def status(number: int, ahead: float) -> int:
+            headers = signed(secret, b"{}", f"msg_{number}", time.time() + ahead)
+            return (await call(ports, b"{}", headers)).status_code
+
         assert [await status(number, 86_400) for number in range(3)] == [202, 202, 429]
         await talk.pass_time(-86_400)
         assert await status(3, 0) == 429
@@ -318,6 +330,69 @@ async def test_code_gets_the_delivery_with_its_body_whatever_that_is(
     workers = await ports.worker.get(f"/internal/source-body?task_id={claim.task_id}")
     assert workers.content == body
     assert json.loads(json.dumps(answer.json())) == {"number": 1, "known": False, "kept": False}
+
+
+async def bodies(ctx: StepContext) -> int:
+    return len(await ctx.objects.list(ctx.objects.root))
+
+
+async def test_a_large_body_that_is_not_accepted_leaves_nothing(talk: Conversation, ctx: StepContext) -> None:
+    few = replace(ctx, hook_limits=HookLimits(rate=0.01, burst=4))
+    secret = await deployed(talk, **CODE)
+    body = b"x" * 200_000
+    async with open_surfaces(few) as ports:
+
+        async def status(message_id: str) -> int:
+            return (await call(ports, body, signed(secret, body, message_id))).status_code
+
+        same = await asyncio.gather(*(status("msg_0") for _ in range(8)))
+        assert sorted(same) == [200] * 7 + [202]
+        many = await asyncio.gather(*(status(f"msg_{number}") for number in range(1, 11)))
+        assert sorted(many) == [202] * 3 + [429] * 7
+        assert {await status("msg_0"), await status("msg_99")} == {200, 429}
+    assert await bodies(ctx) == len(await talk.query("SELECT 1 FROM source_request")) == 4
+    assert await talk.query("SELECT 1 FROM delivery_body") == []
+
+
+class CutOff(ObjectStoreOf):
+    """Its process dies once an object is stored."""
+
+    async def put(self, location: ObjectLocation, content: bytes) -> None:
+        await self.store.put(location, content)
+        raise ConnectionAbortedError
+
+
+async def test_a_body_that_a_crash_leaves_is_removed_later(talk: Conversation, ctx: StepContext) -> None:
+    secret = await deployed(talk, "bearer", **CODE)
+    headers, body = {"authorization": f"Bearer {secret}"}, b"x" * 200_000
+    cut_off = replace(ctx, objects=CutOff(ctx.objects))
+    with pytest.raises(ConnectionAbortedError):
+        await accept_delivery(cut_off, "chain", "src", headers, body)
+    await accept_delivery(ctx, "chain", "src", headers, body)
+    assert (await bodies(ctx), await collect_bodies(ctx)) == (2, 0)
+    await talk.pass_time(3601)
+    assert (await collect_bodies(ctx), await collect_bodies(ctx)) == (1, 0)
+    [named] = await talk.query("SELECT body_location FROM source_request")
+    [left] = await ctx.objects.list(ctx.objects.root)
+    assert left.location.uri == named["body_location"]
+
+
+async def test_a_body_that_was_removed_as_left_over_is_not_named(
+    talk: Conversation, ctx: StepContext
+) -> None:
+    secret = await deployed(talk, "bearer", **CODE)
+
+    class Slow(ObjectStoreOf):
+        async def put(self, location: ObjectLocation, content: bytes) -> None:
+            await self.store.put(location, content)
+            await talk.pass_time(3601)
+            assert await collect_bodies(ctx) == 1
+
+    slow = replace(ctx, objects=Slow(ctx.objects))
+    with pytest.raises(Unavailable, match="too long"):
+        await accept_delivery(slow, "chain", "src", {"authorization": f"Bearer {secret}"}, b"x" * 200_000)
+    assert await talk.query("SELECT 1 FROM source_request") == []
+    assert await bodies(ctx) == 0
 
 
 async def test_a_held_webhook_keeps_deliveries_and_delivers_them_in_order(

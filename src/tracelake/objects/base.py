@@ -116,6 +116,10 @@ class ObjectStore(Protocol):
         """Remove an attempt's objects; returns how many. Refuses any prefix that isn't one attempt's."""
         ...
 
+    async def delete_body(self, location: ObjectLocation) -> None:
+        """Remove the body of a delivery, if it is there. Refuses any other object. Durable on return."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectLocation:
@@ -246,6 +250,11 @@ def batch_location(root: ObjectPrefix, dataset_uuid: UUID, batch_id: UUID) -> Ob
 def delivery_location(root: ObjectPrefix, object_id: UUID) -> ObjectLocation:
     """The location of a delivery's body that is too large for its row."""
     return ObjectLocation(root.scheme, root.bucket, f"{root.path}delivery/{object_id}")
+
+
+def is_delivery(root: ObjectPrefix, location: ObjectLocation) -> bool:
+    """Whether the object is the body of a delivery."""
+    return root.child("delivery").location(location.name) == location
 
 
 def is_staging(root: ObjectPrefix, prefix: ObjectPrefix) -> bool:

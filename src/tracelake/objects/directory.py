@@ -93,6 +93,11 @@ class DirectoryStore:
             raise Forbidden("NotStaging", f"not the staging prefix of one attempt: {prefix}")
         return await in_thread(self._delete, prefix)
 
+    async def delete_body(self, location: ObjectLocation) -> None:
+        if not base.is_delivery(self._root, location):
+            raise Forbidden("NotDelivery", f"not the body of a delivery: {location}")
+        await in_thread(self._delete_one, location)
+
     def _stat(self, location: ObjectLocation) -> ObjectStat | None:
         with self._beneath(location) as (root, path):
             try:
@@ -212,6 +217,21 @@ class DirectoryStore:
                 return remove_tree(name, dir_fd=folder)
             except FileNotFoundError:
                 return 0
+            finally:
+                os.close(folder)
+
+    def _delete_one(self, location: ObjectLocation) -> None:
+        with self._beneath(location) as (root, path):
+            above, name = beneath.split(path)
+            try:
+                folder = beneath.open_folder(root, above)
+            except FileNotFoundError:
+                return
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                # Also for one that wasn't there: the process that removed it may not have synced the folder yet.
+                os.fsync(folder)
             finally:
                 os.close(folder)
 

@@ -153,6 +153,28 @@ async def number_of_delivery(tx: Transaction, dag: str, job: str, delivery_id: s
     return row["number"] if row else None
 
 
+async def begin_body(tx: Transaction, location: str) -> None:
+    await tx.execute(SQL.begin_body, location)
+
+
+async def name_body(tx: Transaction, location: str) -> bool:
+    """Whether a request may name the body: false when it was dropped."""
+    return await tx.fetchrow(SQL.name_body, location) is not None
+
+
+async def drop_body(tx: Transaction, location: str) -> bool:
+    """Whether no request names the body, nor will."""
+    return await tx.fetchrow(SQL.drop_body, location) is not None
+
+
+async def drop_late_bodies(tx: Transaction, seconds: float, limit: int) -> list[str]:
+    return [row["location"] for row in await tx.fetch(SQL.drop_late_bodies, seconds, limit)]
+
+
+async def forget_bodies(tx: Transaction, locations: Sequence[str]) -> None:
+    await tx.execute(SQL.forget_bodies, list(locations))
+
+
 async def waiting_sources(tx: Transaction) -> list[tuple[str, str]]:
     return [(row["dag_name"], row["job_name"]) for row in await tx.fetch(SQL.waiting_sources)]
 

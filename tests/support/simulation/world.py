@@ -193,6 +193,11 @@ class MemoryStore:
             del self._objects[name]
         return len(doomed)
 
+    async def delete_body(self, location: ObjectLocation) -> None:
+        if not base.is_delivery(self._root, location):
+            raise Forbidden("NotDelivery", f"not the body of a delivery: {location}")
+        self._objects.pop(location.uri, None)
+
 
 @dataclass(slots=True)
 class MessageQueue:

@@ -1,7 +1,7 @@
 """Loops that run by the clock: each runs by ``every``, which logs a failure and goes on.
 
 They sweep the outbox, reap leases that ran out, wake queued tasks again, reconcile partitions, restart always-on
-sources, route what released sources have kept, and observe the state for metrics.
+sources, route what released sources have kept, remove what is no longer needed, and observe the state for metrics.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tracelake.dispatcher.loops.balance_queues import balance_queues
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
+from tracelake.dispatcher.steps.accept_delivery import collect_bodies
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.deliveries import collect_messages
 from tracelake.dispatcher.steps.source_requests import route_waiting
@@ -59,6 +60,7 @@ def periodic_loops(
         ),
         every(settings.watch_sources_seconds, "sources", lambda: watch_sources(ctx)),
         every(settings.collect_seconds, "deliveries", lambda: collect_messages(ctx)),
+        every(settings.collect_seconds, "bodies", lambda: collect_bodies(ctx)),
         every(
             settings.watch_sources_seconds, "requests", lambda: route_waiting(ctx), nudge=ctx.waiting_requests
         ),

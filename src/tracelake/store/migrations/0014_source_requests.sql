@@ -5,3 +5,12 @@ ALTER TABLE source_request ADD COLUMN bulk boolean NOT NULL DEFAULT false;
 -- no clock makes its overlap longer.
 ALTER TABLE installation.webhook_secret ADD COLUMN rotated_at timestamptz;
 UPDATE installation.webhook_secret SET rotated_at = least(tl_now(), expires_at) WHERE expires_at IS NOT NULL;
+
+-- Bodies of deliveries that are stored, or are about to be, and that no request names yet. The transaction that
+-- accepts a delivery takes its body out of here; what is left over is removed, and can't be named any more when it is
+-- `dropped`.
+CREATE TABLE delivery_body (
+    location text PRIMARY KEY,
+    begun_at timestamptz NOT NULL DEFAULT tl_now(),
+    dropped  boolean NOT NULL DEFAULT false
+);

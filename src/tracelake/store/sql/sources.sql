@@ -40,6 +40,30 @@ RETURNING request_id, accepted_at
 -- A delivery that was accepted before, by the sender's id.
 SELECT request_id, number FROM source_request WHERE dag_name = $1 AND job_name = $2 AND delivery_id = $3
 
+-- name: begin_body
+-- A body that is about to be stored.
+INSERT INTO delivery_body (location) VALUES ($1)
+
+-- name: name_body
+-- A stored body that a request names from now on; none if it was dropped meanwhile.
+DELETE FROM delivery_body WHERE location = $1 AND NOT dropped RETURNING location
+
+-- name: drop_body
+-- A body that no request will name, unless one does already.
+UPDATE delivery_body SET dropped = true WHERE location = $1 RETURNING location
+
+-- name: drop_late_bodies
+-- Bodies that were left over long ago, or before the clock was set back, and those whose removal was broken off.
+UPDATE delivery_body SET dropped = true WHERE location IN (
+    SELECT location FROM delivery_body
+    WHERE dropped OR begun_at < tl_now() - make_interval(secs => $1) OR begun_at > tl_now() + make_interval(secs => $1)
+    LIMIT $2 FOR UPDATE SKIP LOCKED)
+RETURNING location
+
+-- name: forget_bodies
+-- Their objects are gone.
+DELETE FROM delivery_body WHERE location = ANY($1::text[])
+
 -- name: waiting_sources
 -- Sources that may route what waits. Read from the index of waiting requests, source by source.
 WITH RECURSIVE waiting(dag_name, job_name) AS (
