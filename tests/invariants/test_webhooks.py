@@ -9,6 +9,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +22,7 @@ from standardwebhooks import Webhook
 from tests.support.conversation import Conversation, dag, reactive, source
 from tests.support.surfaces import Surfaces, open_surfaces
 from tracelake.contracts.sources import MAX_HOOK_BYTES, SecretRequest
+from tracelake.dispatcher.api import sources as api
 from tracelake.dispatcher.steps.accept_delivery import accept_delivery, collect_bodies, show_secret
 from tracelake.dispatcher.steps.context import HookLimits, StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
@@ -29,6 +31,7 @@ from tracelake.domain.dag.model import Signature
 from tracelake.domain.errors import Conflict, Unauthenticated, Unavailable
 from tracelake.domain.webhooks import judge_call, new_secret
 from tracelake.objects.base import ObjectLocation, ObjectStore
+from tracelake.serving.listener import Listener
 
 PATH = "/v1/hooks/chain/src"
 CODE = {"operator": "own", "runtime": "ecs_python"}
@@ -156,12 +159,153 @@ async def test_an_unknown_source_costs_the_same_work_as_a_wrong_signature(
 
     monkeypatch.setattr("tracelake.domain.standard_webhooks.hmac.digest", counted)
     found = {}
-    for path in (PATH, "/v1/hooks/chain/gone", "/v1/hooks/else/src", "/v1/hooks/chain/work"):
-        work.clear()
-        answer = await call(ports, b"{}", signed(new_secret(), b"{}"), path)
-        found[path] = (answer.status_code, tuple(work))
+    async with listening(ports) as port:
+        for path in (PATH, "/v1/hooks/chain/gone", "/v1/hooks/else/src", "/v1/hooks/chain/work"):
+            work.clear()
+            async with sent(port, in_one_piece(path, b"{}", signed(new_secret(), b"{}"))) as answer:
+                found[path] = (await status_of(answer), tuple(work))
     assert [status for status, _ in found.values()] == [401, 404, 404, 404]
     assert len({done for _, done in found.values()}) == 1
+
+
+@asynccontextmanager
+async def listening(ports: Surfaces) -> AsyncIterator[int]:
+    """The user port behind a real listener."""
+    listener = Listener("user", "127.0.0.1", 0)
+    serving = asyncio.create_task(listener.serve(ports.user_app))
+    await listener.started()
+    try:
+        yield int(listener.url.rpartition(":")[2])
+    finally:
+        listener.stop()
+        await serving
+        listener.close()
+
+
+def head(path: str, length: int, headers: dict[str, str]) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def in_one_piece(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    return head(path, len(body), headers) + body
+
+
+@asynccontextmanager
+async def sent(port: int, content: bytes, source: str = "127.0.0.1") -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+    writer.write(content)
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    async with asyncio.timeout(60):
+        return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+
+
+async def test_a_body_for_no_webhook_is_not_waited_for(talk: Conversation, ports: Surfaces) -> None:
+    secret = await deployed(talk)
+    async with listening(ports) as port:
+        for more in ({}, {"Expect": "100-continue"}):
+            slow = head("/v1/hooks/no/such", 1000, {**signed(secret, b"{}"), **more})
+            async with sent(port, slow) as answer:
+                assert await status_of(answer) == 404
+        asked = head(PATH, 2, {**signed(secret, b"{}"), "Expect": "100-continue"})
+        async with sent(port, asked) as answer:
+            assert await status_of(answer) == 100
+
+
+async def test_small_calls_in_one_piece_need_no_place(
+    talk: Conversation, ports: Surfaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = await deployed(talk, **CODE)
+    monkeypatch.setattr(api, "HOOKS_AT_ONCE", 0)
+    async with listening(ports) as port:
+        for body, status in ((b"x" * 10_000, 202), (b"x" * 100_000, 429)):
+            headers = signed(secret, body, f"msg_{len(body)}")
+            async with sent(port, in_one_piece(PATH, body, headers)) as answer:
+                assert await status_of(answer) == status
+        async with sent(port, head(PATH, 2, signed(secret, b"{}"))) as answer:
+            assert await status_of(answer) == 429
+
+
+async def test_the_addresses_of_one_user_of_this_machine_are_one_peer(
+    talk: Conversation, ports: Surfaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = await deployed(talk)
+    monkeypatch.setattr(api, "HOOKS_OF_PEER", 1)
+    slow = head(PATH, 2, {**signed(secret, b"{}"), "Expect": "100-continue"})
+    async with listening(ports) as port, sent(port, slow) as first:
+        assert await status_of(first) == 100
+        async with sent(port, slow, "127.0.0.2") as second:
+            assert await status_of(second) == 429
+
+
+class Callers:
+    """Callers at addresses of their own, and calls whose bodies don't end before ``close``."""
+
+    def __init__(self, ports: Surfaces, secret: str) -> None:
+        self.ports = ports
+        self.secret = secret
+        self.goes_on = asyncio.Event()
+        self.slow: list[asyncio.Task[int]] = []
+
+    async def call(self, address: str, path: str, body: AsyncIterator[bytes] | bytes = b"{}") -> int:
+        transport = httpx.ASGITransport(app=self.ports.user_app, client=(address, 1234))
+        async with httpx.AsyncClient(transport=transport, base_url="http://dispatcher") as client:
+            headers = {"Authorization": f"Bearer {self.secret}"}
+            return (await client.post(path, content=body, headers=headers)).status_code
+
+    async def begin(self, address: str, path: str) -> None:
+        """Returns when the call is being read."""
+        began = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            began.set()
+            yield b"{"
+            await self.goes_on.wait()
+            yield b"}"
+
+        self.slow.append(asyncio.create_task(self.call(address, path, body())))
+        async with asyncio.timeout(60):
+            await began.wait()
+
+    async def close(self) -> set[int]:
+        self.goes_on.set()
+        return {*await asyncio.gather(*self.slow)}
+
+
+async def test_slow_calls_of_one_peer_or_one_source_leave_places_for_others(
+    talk: Conversation, ports: Surfaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "HOOKS_OF_PEER", 2)
+    monkeypatch.setattr(api, "HOOKS_OF_SOURCE", 3)
+    monkeypatch.setattr(api, "HOOKS_AT_ONCE", 5)
+    other = {**hook("bearer"), "name": "other"}
+    await talk.deploy(dag(hook("bearer"), other, reactive("work", "src", strategy="PerUpdate")))
+    secret = await secret_of(talk)
+    callers, there = Callers(ports, secret), "/v1/hooks/chain/other"
+    for _ in range(2):
+        await callers.begin("192.0.2.1", PATH)
+    assert await callers.call("192.0.2.1", PATH) == await callers.call("192.0.2.1", there) == 429
+    assert await callers.call("192.0.2.2", PATH) == 202
+    await callers.begin("192.0.2.2", PATH)
+    assert await callers.call("192.0.2.3", PATH) == 429
+    assert await callers.call("192.0.2.3", there) == 401, "another source, whose secret it doesn't have"
+    await callers.begin("192.0.2.3", there)
+    await callers.begin("192.0.2.4", there)
+    assert await callers.call("192.0.2.5", there) == 429
+    assert await callers.close() == {202, 401}
+    # Every place is free again.
+    again = Callers(ports, secret)
+    for _ in range(2):
+        await again.begin("192.0.2.1", PATH)
+    assert await again.close() == {202}
+    assert await callers.call("192.0.2.1", PATH) == 202
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_is_read(

@@ -281,6 +281,10 @@ class BoundedHttp(HttpToolsProtocol):
             if self._unread > MOST_UNREAD:
                 self._end(None)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["peer"] = self.peer.group
+
     def on_headers_complete(self) -> None:
         self._meter.headers_complete()
         super().on_headers_complete()
@@ -297,6 +301,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._meter.message_complete()
         super().on_message_complete()
+        # Of a request that came in one piece this is set before its application begins.
+        self.scope["state"]["came"] = len(self.cycle.body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle

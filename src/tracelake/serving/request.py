@@ -58,6 +58,19 @@ class SurfaceRequest:
         """The caller that the route's authenticator found."""
         return self.scope["state"]["caller"]
 
+    @property
+    def peer(self) -> str:
+        """The client, as the listener counts it: one that has many addresses is one peer."""
+        client = self.scope.get("client")
+        peer: str = self.scope["state"].get("peer") or (client[0] if client else "")
+        return peer
+
+    def is_here(self, limit: int) -> bool:
+        """Whether the whole body, of at most ``limit`` bytes, has come together with the head. To be asked before
+        it is read."""
+        came: int | None = self.scope["state"].get("came")
+        return came is not None and came <= limit
+
     async def read(self, limit: int = DEFAULT_BODY) -> bytes:
         """The whole body; raises ``TooLarge`` as soon as that is certain."""
         announced = self._announced_length()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 from msgspec import Struct
@@ -9,6 +12,7 @@ from msgspec.json import Decoder
 
 from tracelake.contracts.sources import (
     MAX_HOOK_BYTES,
+    MAX_INLINE_BODY,
     SCHEDULES_PATH,
     SOURCE_BODY_PATH,
     TASK_SOURCE_BODY_PATH,
@@ -25,7 +29,12 @@ from tracelake.contracts.sources import (
     WebhookSecret,
 )
 from tracelake.dispatcher.api.request import ApiRequest, read
-from tracelake.dispatcher.steps.accept_delivery import accept_delivery, read_body, show_secret
+from tracelake.dispatcher.steps.accept_delivery import (
+    accept_delivery,
+    check_hook,
+    read_body,
+    show_secret,
+)
 from tracelake.dispatcher.steps.accept_ticks import accept_ticks, run_source, schedules
 from tracelake.domain.errors import RateLimited
 from tracelake.domain.webhooks import HEADERS
@@ -42,7 +51,10 @@ TICKS = Decoder(TicksRequest)
 SECRET = Decoder(SecretRequest)
 OCTETS = "application/octet-stream"
 HOOKS_AT_ONCE = 256
-"""Calls of webhooks that are read at a time: no more than this number of bodies is in memory."""
+"""Calls of webhooks that are read at a time: no more than this number of bodies is in memory, but for small ones
+that came with their heads."""
+HOOKS_OF_PEER = 64
+HOOKS_OF_SOURCE = 128
 HOOK_SECONDS = 10.0
 
 
@@ -128,22 +140,27 @@ BODY_ROUTES = (source_body, own_source_body)
 
 
 class _Readers:
-    """The calls of webhooks that are being read, whose bodies are in memory."""
+    """The calls of webhooks that are being read, whose bodies are in memory. Neither one peer nor the callers of
+    one source can take all places."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._now = 0
+    def __init__(self) -> None:
+        self._places: Counter[str | tuple[str, str] | None] = Counter()
 
-    def __enter__(self) -> None:
-        if self._now >= self._most:
+    @contextmanager
+    def place(self, peer: str, source: tuple[str, str]) -> Iterator[None]:
+        limits = {None: HOOKS_AT_ONCE, peer: HOOKS_OF_PEER, source: HOOKS_OF_SOURCE}
+        if any(self._places[key] >= most for key, most in limits.items()):
             raise RateLimited("TooManyCalls", "too many calls are being read at a time; try again")
-        self._now += 1
+        self._places.update(limits.keys())
+        try:
+            yield
+        finally:
+            self._places.subtract(limits.keys())
+            # Or there would be an entry for every peer that ever called.
+            self._places = +self._places
 
-    def __exit__(self, *_: object) -> None:
-        self._now -= 1
 
-
-_readers = _Readers(HOOKS_AT_ONCE)
+_readers = _Readers()
 
 
 @endpoint(
@@ -161,10 +178,18 @@ _readers = _Readers(HOOKS_AT_ONCE)
 async def hook(request: ApiRequest) -> Response:
     """Deliver to a webhook source, signed with its secret; 200 for a delivery that was accepted before."""
     dag, job = request.path_text("dag"), request.path_text("job")
-    with _readers:
-        body = await request.read(MAX_HOOK_BYTES)
-        headers = {name: value for name in HEADERS if (value := header(request.scope, name.encode()))}
-        done = await accept_delivery(request.services.ctx, dag, job, headers, body)
+    if request.is_here(MAX_INLINE_BODY):
+        return await _delivered(request, dag, job)
+    # Of what comes later nothing is waited for without a reason, nor without a place.
+    await check_hook(request.services.ctx, dag, job)
+    with _readers.place(request.peer, (dag, job)):
+        return await _delivered(request, dag, job)
+
+
+async def _delivered(request: ApiRequest, dag: str, job: str) -> Response:
+    body = await request.read(MAX_HOOK_BYTES)
+    headers = {name: value for name in HEADERS if (value := header(request.scope, name.encode()))}
+    done = await accept_delivery(request.services.ctx, dag, job, headers, body)
     return json_response(done, 200 if done.known else 202)
 
 
