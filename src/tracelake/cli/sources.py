@@ -88,7 +88,7 @@ def _state(source: SourceSummary, now: datetime) -> str:
         return "its last tick is in the future: the clock was set back"
     if source.schedule is not None and source.since is not None and source.since > now + timedelta(seconds=1):
         return "the deploy of its schedule is in the future: the clock was set back"
-    return "-"
+    return cell(source.waiting_for)
 
 
 def _next(source: SourceSummary, now: datetime, count: int) -> list[datetime]:

@@ -225,11 +225,14 @@ def _print_jobs(found: Overview) -> None:
 
 
 def print_holds(pressure: PressureReport) -> None:
-    if not pressure.holds:
+    if not pressure.holds and not pressure.backlogs:
         return
     print_heading("held by backpressure")
-    for hold in pressure.holds:
-        typer.echo(f"  {cell(hold.message)}")
+    for message in (
+        *(hold.message for hold in pressure.holds),
+        *(kept.message for kept in pressure.backlogs),
+    ):
+        typer.echo(f"  {cell(message)}")
 
 
 def waiting_lines(now: datetime, queued: Sequence[TaskSummary]) -> list[str]:

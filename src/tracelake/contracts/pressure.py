@@ -43,6 +43,19 @@ class HeldJob(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class KeptWork(Struct, frozen=True, kw_only=True):
+    """A job that isn't held, and ``kept`` scopes or events that wait for room in a queue, up to 10,000 of each:
+    its own, or that of a consumer, ``full_job``. They are routed as its tasks are claimed; ``message`` says all of
+    it."""
+
+    dag_name: str
+    job: str
+    kept: int
+    full_dag: str | None
+    full_job: str | None
+    message: str
+
+
 class OperatorLoad(Struct, frozen=True):
     """Running tasks of an operator over all DAGs, and the maximum if there is one."""
 
@@ -55,3 +68,4 @@ class PressureReport(Struct, frozen=True):
     jobs: list[JobPressure]
     holds: list[HeldJob]
     operators: list[OperatorLoad] = []
+    backlogs: list[KeptWork] = []

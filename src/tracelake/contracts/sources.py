@@ -91,8 +91,8 @@ class SourceQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 class SourceSummary(Struct, frozen=True, kw_only=True):
     """A source as it is deployed. ``runs_code``: each of its ticks, deliveries or triggers is a task; without code
-    it is an event on output 0. ``waiting`` is how many are kept while it is paused or held, up to 10,000.
-    ``last_tick`` is in epoch seconds, ``last_number`` counts deliveries or triggers."""
+    it is an event on output 0. ``waiting`` is how many are kept, up to 10,000: while it is paused or held, or
+    ``waiting_for`` says why. ``last_tick`` is in epoch seconds, ``last_number`` counts deliveries or triggers."""
 
     dag_name: str
     job: str
@@ -103,6 +103,7 @@ class SourceSummary(Struct, frozen=True, kw_only=True):
     paused: bool
     pause_causes: list[str] = []
     waiting: int = 0
+    waiting_for: str | None = None
     schedule: str | None = None
     timezone: str | None = None
     catch_up: str | None = None

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from tracelake.contracts.pressure import HeldJob, JobPressure, OperatorLoad, PressureReport
+from tracelake.contracts.pressure import HeldJob, JobPressure, KeptWork, OperatorLoad, PressureReport
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.dag.model import ExecutionStrategy, SourceKind
 from tracelake.domain.pressure import JobLoad, PressureDecision, PressureSettings, Tier, Trip
@@ -193,7 +193,7 @@ async def set_caps(tx: Transaction, caps: Mapping[str, int]) -> None:
 
 
 async def report(tx: Transaction, settings: PressureSettings) -> PressureReport:
-    """Jobs with thresholds, and every hold with what ends it."""
+    """Jobs with thresholds, every hold with what ends it, and what is kept though nothing is held."""
     rows = {row["job_id"]: row for row in await tx.fetch(SQL.report)}
     return PressureReport(
         [_job_pressure(row) for row in rows.values()],
@@ -206,7 +206,13 @@ async def report(tx: Transaction, settings: PressureSettings) -> PressureReport:
             OperatorLoad(row["operator"], row["running"], row["max_in_flight"])
             for row in await tx.fetch(SQL.operators)
         ],
+        await backlogs(tx),
     )
+
+
+async def backlogs(tx: Transaction) -> list[KeptWork]:
+    """Kept work of jobs that aren't held, and what it waits for."""
+    return [_kept_work(row) for row in await tx.fetch(SQL.backlogs)]
 
 
 def _job_pressure(row: Row) -> JobPressure:
@@ -259,6 +265,35 @@ def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None)
     return (
         f"{who} is held by pressure of {dag}{row['cause_job']} ({cause['waiting']:,}{of} waiting{oldest}), "
         f"since {row['since']:%H:%M}, through {through}; released {' and '.join(ends) or 'at once'}"
+    )
+
+
+def _kept_work(row: Row) -> KeptWork:
+    """`12 kept scopes of transfers wait for room in its queue (3 of 3 waiting, 24 more for a retry time)`."""
+    kinds = [
+        f"{row[kind]:,} kept {kind if row[kind] > 1 else kind[:-1]}"
+        for kind in ("scopes", "events")
+        if row[kind]
+    ]
+    kept = row["scopes"] + row["events"]
+    what = f"{' and '.join(kinds)} of {row['dag_name']}/{row['job']}"
+    if row["full_job"] is None:
+        message = f"{what} {'are' if kept > 1 else 'is'} being routed"
+    else:
+        own = (row["full_dag"], row["full_job"]) == (row["dag_name"], row["job"])
+        where = "its queue" if own else f"the queue of {row['full_dag']}/{row['full_job']}"
+        later = f", {row['later']:,} more for a retry time" if row["later"] else ""
+        message = (
+            f"{what} {'wait' if kept > 1 else 'waits'} for room in {where} "
+            f"({row['waiting']:,} of {row['max_queue_depth']:,} waiting{later})"
+        )
+    return KeptWork(
+        dag_name=row["dag_name"],
+        job=row["job"],
+        kept=kept,
+        full_dag=row["full_dag"],
+        full_job=row["full_job"],
+        message=message,
     )
 
 

@@ -18,6 +18,7 @@ from tracelake.contracts.sources import ScheduledSource, SourcePage, SourceSumma
 from tracelake.domain.dag.model import CronSettings, SourceKind, SourceSettings, WebhookSettings
 from tracelake.domain.errors import NotFound
 from tracelake.postgres import sqlfiles
+from tracelake.store import pressure
 from tracelake.store.db import Row, Transaction
 from tracelake.store.tasks import NewTask
 
@@ -263,12 +264,18 @@ async def page(tx: Transaction, org_id: UUID, after: str, limit: int, now: datet
     """Active sources by name; ``after`` is the ``next`` of the page before, DAG/JOB."""
     dag, _, job = after.partition("/")
     rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1)
-    found = [_summary(row) for row in rows[:limit]]
+    reasons = {}
+    # A paused source has its reason in its pause.
+    if any(row["waiting"] and not row["paused"] for row in rows):
+        reasons = {(kept.dag_name, kept.job): kept.message for kept in await pressure.backlogs(tx)}
+    found = [
+        _summary({**row, "waiting_for": reasons.get((row["dag_name"], row["job"]))}) for row in rows[:limit]
+    ]
     last = f"{found[-1].dag_name}/{found[-1].job}" if len(rows) > limit else None
     return SourcePage(now, found, last)
 
 
-def _summary(row: Row) -> SourceSummary:
+def _summary(row: Mapping[str, Any]) -> SourceSummary:
     fields = {name: value for name, value in row.items() if name != "source"}
     source = settings_of(row["source"])
     own = msgspec.to_builtins(source) if source is not None else {}

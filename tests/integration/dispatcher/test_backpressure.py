@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.support.conversation import Conversation, dag, lease_of, reactive, source, taken_back
+from tests.support.databases import ORG
 from tracelake.contracts.dispatcher_api import ClaimRequest, EventIn, TriggerRequest
 from tracelake.dispatcher.steps.accept_events import trigger_source
 from tracelake.dispatcher.steps.apply_backpressure import balance
@@ -15,7 +17,7 @@ from tracelake.dispatcher.steps.claim_task import claim_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
 from tracelake.dispatcher.steps.upkeep import reconcile_partitions
-from tracelake.store import pressure, reads
+from tracelake.store import jobs, pressure, reads, sources
 
 
 @pytest.fixture
@@ -230,6 +232,97 @@ async def test_retries_that_wait_for_their_time_do_not_count(talk: Conversation)
     await talk.fail(await talk.lease("down"))
     await settle(talk)
     assert await held(talk) == set()
+
+
+async def test_what_is_kept_takes_the_room_of_retries_that_wait_for_their_time(talk: Conversation) -> None:
+    await talk.deploy(
+        dag(source(), reactive("down", "src", max_queue_depth=2, retry={"base": "10m", "max": "1h"}))
+    )
+
+    async def fail_all() -> None:
+        for task in await talk.queued("down"):
+            answer = await talk.claim(task)
+            if answer.status == "Claimed":
+                await talk.fail(lease_of(answer))
+
+    for number in range(2):
+        await talk.trigger(number, number)
+    await settle(talk)
+    for number in range(2, 9):
+        await talk.trigger(number, number)
+    await pause_job(talk.ctx, "chain", "down", "tester")
+    await talk.pass_time(6)
+    await settle(talk)
+    assert await kept_scopes(talk) != [], "the job is paused, so its source goes on"
+    await resume_job(talk.ctx, "chain", "down", "tester")
+    for _ in range(20):
+        await fail_all()
+        await talk.pass_time(6)
+        await settle(talk)
+    assert len(await talk.queued("down")) == 9, (
+        "all of them had their turn, and none is held back by the others"
+    )
+    assert await kept_scopes(talk) == []
+    assert {row["state"] for row in await talk.events()} == {"counted"}
+    report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure))
+    assert report.backlogs == []
+
+
+async def test_the_reconciler_gives_the_room_of_retries_too(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=1)))
+    await talk.trigger(0, 0)
+    await talk.fail(await talk.lease("down"))
+    [job] = await talk.query("SELECT job_id FROM job WHERE name = 'down'")
+    assert await talk.ctx.db.run(lambda tx: jobs.room(tx, job["job_id"])) == 1
+
+
+async def test_a_paused_consumer_does_not_keep_the_events_of_its_source(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=1)))
+    await talk.trigger(0, 0)
+    await settle(talk)
+    await talk.trigger(1, 1)
+    await pause_job(talk.ctx, "chain", "down", "tester")
+    await talk.pass_time(6)
+    await settle(talk)
+    assert {row["state"] for row in await talk.events()} == {"counted"}
+    assert await kept_scopes(talk) == [1], "kept for the paused job itself, whose pause is the reason"
+
+
+async def test_what_waits_for_room_says_so(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=1)))
+    await pause_job(talk.ctx, "chain", "down", "tester")
+    for number in range(4):
+        await talk.trigger(number, number)
+    await resume_job(talk.ctx, "chain", "down", "tester")
+    await settle(talk)
+    report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure))
+    [kept] = report.backlogs
+    assert (kept.job, kept.kept, kept.full_job) == ("down", 3, "down")
+    assert kept.message == "3 kept scopes of chain/down wait for room in its queue (1 of 1 waiting)"
+
+
+async def test_a_source_whose_kept_events_wait_for_room_says_so(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=4)))
+    for number in range(4):
+        await talk.trigger(number, number)
+    await settle(talk)
+    for number in range(4, 12):
+        await talk.trigger(number, number)
+    await talk.pass_time(6)
+    for task in (await talk.queued("down"))[:3]:
+        await talk.complete_scope(await talk.lease(task))
+    await settle(talk)
+    assert len(await held(talk)) == 1, "it was released, filled the queue, and is held again"
+    await talk.query("DELETE FROM job_pause RETURNING 1")
+    await talk.query("UPDATE job SET paused = false RETURNING 1")
+    page = await talk.ctx.db.run(lambda tx: sources.page(tx, ORG, "", 10, datetime.now(UTC)))
+    assert page.sources[0].waiting_for == (
+        "5 kept events of chain/src wait for room in the queue of chain/down (4 of 4 waiting)"
+    )
+
+
+async def kept_scopes(talk: Conversation) -> list[int]:
+    return [row["range_start"] for row in await talk.query("SELECT range_start FROM held_scope ORDER BY seq")]
 
 
 async def test_a_task_whose_input_is_gone_does_not_hold_those_who_must_rebuild_it(talk: Conversation) -> None:

@@ -14,7 +14,7 @@ from tracelake.cli.main import app
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferPage, BufferSummary
 from tracelake.contracts.deliveries import DeliveryPage
-from tracelake.contracts.pressure import HeldJob, PressureReport
+from tracelake.contracts.pressure import HeldJob, KeptWork, PressureReport
 from tracelake.contracts.user_api import (
     ChainPage,
     ChainStatus,
@@ -86,6 +86,16 @@ HOLD = HeldJob(
 )
 
 
+KEPT = KeptWork(
+    dag_name="dag",
+    job="quiet",
+    kept=2,
+    full_dag="dag",
+    full_job="quiet",
+    message="2 kept scopes of dag/quiet wait",
+)
+
+
 def task(number: int, waited: float = 1.0) -> TaskSummary:
     missing = "no worker of runtime ecs_python has claimed it"
     return TaskSummary(
@@ -143,7 +153,7 @@ class Stack:
         return FailedDeliveries([])
 
     def pressure(self) -> PressureReport:
-        return PressureReport([], [HOLD])
+        return PressureReport([], [HOLD], backlogs=[KEPT])
 
 
 @pytest.fixture
@@ -177,7 +187,8 @@ def test_a_chain_shows_how_old_its_numbers_are_and_what_keeps_it(lines: list[str
 
 
 def test_holds_are_told_in_the_words_of_the_report(lines: list[str]) -> None:
-    assert lines[lines.index("held by backpressure") + 1] == HOLD.message
+    begin = lines.index("held by backpressure") + 1
+    assert lines[begin : begin + 2] == [HOLD.message, KEPT.message], "what waits for room has its reason too"
 
 
 def test_what_has_waited_for_a_while_says_for_what(lines: list[str]) -> None:

@@ -111,9 +111,12 @@ ON CONFLICT (job_id, range_start, range_end) DO NOTHING
 RETURNING job_id
 
 -- name: room
--- How many more tasks may wait in a job's queue.
+-- How many more tasks may wait in a job's queue. Those that wait for a retry time take no room.
 SELECT CASE WHEN j.max_queue_depth IS NOT NULL THEN greatest(0, j.max_queue_depth
-                   - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = j.job_id))::int END AS room
+                   - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = j.job_id)
+                   + (SELECT count(*) FROM task t
+                      WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled
+                        AND t.ready_at > tl_now()))::int END AS room
 FROM job j WHERE j.job_id = $1
 
 -- name: triggering_inputs

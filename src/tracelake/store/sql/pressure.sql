@@ -114,13 +114,24 @@ WHERE j.job_id = f.job_id AND (j.paused, j.bulk_held) IS DISTINCT FROM (f.paused
 RETURNING j.dag_name, j.name, j.paused, j.bulk_held
 
 -- name: released_job
--- A job with a backlog, locked, and the room that is left in its queue and in those of its consumers.
+-- A job with a backlog, locked, and the room that is left in its queue and in those of its consumers. Tasks that wait
+-- for a retry time take none, as they make no pressure: nobody would be held by them, and what is kept would wait
+-- for them without a reason. A paused consumer gets no tasks.
+WITH below AS MATERIALIZED (
+    SELECT DISTINCT c.job_id
+    FROM dataset_version dv JOIN job_input ji ON ji.dataset_version = dv.dataset_version AND ji.trigger
+    JOIN job c ON c.job_id = ji.job_id AND c.active AND NOT c.paused
+    WHERE dv.job_id = $1
+), rooms AS MATERIALIZED (
+    SELECT c.job_id, c.max_queue_depth
+               - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = c.job_id)
+               + (SELECT count(*) FROM task t WHERE t.job_id = c.job_id AND t.status = 'Queued' AND NOT t.stalled
+                    AND t.ready_at > tl_now()) AS room
+    FROM job c WHERE c.max_queue_depth IS NOT NULL AND (c.job_id = $1 OR c.job_id IN (SELECT job_id FROM below))
+)
 SELECT j.paused, j.bulk_held, j.execution_strategy, j.source_kind,
-       j.max_queue_depth - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = j.job_id) AS room,
-       (SELECT min(c.max_queue_depth - (SELECT coalesce(sum(q.waiting), 0) FROM queue_count q WHERE q.job_id = c.job_id))
-        FROM dataset_version dv JOIN job_input ji ON ji.dataset_version = dv.dataset_version AND ji.trigger
-        JOIN job c ON c.job_id = ji.job_id AND c.active
-        WHERE dv.job_id = j.job_id) AS room_below
+       (SELECT r.room FROM rooms r WHERE r.job_id = j.job_id) AS room,
+       (SELECT min(r.room) FROM rooms r JOIN below USING (job_id)) AS room_below
 FROM job j WHERE j.job_id = $1 AND j.active
 
 -- name: wake_released
@@ -193,6 +204,39 @@ SELECT j.dag_name, j.name AS job, c.dag_name AS cause_dag, c.name AS cause_job, 
 FROM job_pause p JOIN job j ON j.job_id = p.job_id JOIN job c ON c.job_id = p.caused_by
 WHERE p.caused_by IS NOT NULL AND j.active
 ORDER BY j.dag_name, j.name, p.since, p.cause
+
+-- name: backlogs
+-- Jobs that run and for which something is kept (counted up to 10,000): scopes wait for room in the job's own queue,
+-- events of a source in those of its consumers. The fullest of these, what waits in it, and how many of its tasks
+-- wait for a retry time.
+WITH kept AS MATERIALIZED (
+    SELECT j.job_id, j.dag_name, j.name AS job, scopes.kept AS scopes, events.kept AS events
+    FROM job j
+    CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+        SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND NOT (h.bulk AND j.bulk_held) LIMIT 10000) w) scopes
+    CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+        SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
+        WHERE dv.job_id = j.job_id AND e.state = 'held' AND NOT (e.bulk AND j.bulk_held) LIMIT 10000) w) events
+    WHERE j.active AND NOT j.paused AND scopes.kept + events.kept > 0
+)
+SELECT k.dag_name, k.job, k.scopes, k.events, f.dag_name AS full_dag, f.name AS full_job, f.waiting, f.max_queue_depth,
+       f.later
+FROM kept k
+LEFT JOIN LATERAL (
+    SELECT c.dag_name, c.name, greatest(0, w.tasks - l.tasks) AS waiting, c.max_queue_depth, l.tasks AS later
+    FROM job c
+    CROSS JOIN LATERAL (SELECT coalesce(sum(q.waiting), 0)::bigint AS tasks FROM queue_count q
+                        WHERE q.job_id = c.job_id) w
+    CROSS JOIN LATERAL (SELECT count(*) AS tasks FROM task t
+                        WHERE t.job_id = c.job_id AND t.status = 'Queued' AND NOT t.stalled
+                          AND t.ready_at > tl_now()) l
+    WHERE c.max_queue_depth IS NOT NULL
+      AND (k.scopes > 0 AND c.job_id = k.job_id
+           OR k.events > 0 AND c.active AND NOT c.paused AND c.job_id IN (
+                SELECT ji.job_id FROM dataset_version dv JOIN job_input ji USING (dataset_version)
+                WHERE dv.job_id = k.job_id AND ji.trigger))
+    ORDER BY c.max_queue_depth - w.tasks + l.tasks LIMIT 1) f ON true
+ORDER BY k.dag_name, k.job
 
 -- name: operators
 -- Running tasks of each operator, over all DAGs.
