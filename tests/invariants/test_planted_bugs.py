@@ -362,7 +362,7 @@ BUGS: dict[str, Bug] = {
         ("sum",), depths=FULL,
     ),
     "pressure: kept scopes are thrown away": Bug(
-        query(tasks.SQL, "create_partition_tasks", "WHERE held ORDER BY position", "WHERE held AND false"),
+        query(tasks.SQL, "create_partition_tasks", "WHERE kept ORDER BY position", "WHERE kept AND false"),
         ("sum",), depths=FULL,
     ),
     "pressure: kept events never count": Bug(

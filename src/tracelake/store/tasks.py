@@ -274,9 +274,10 @@ async def create_partition_tasks(
     candidates: Sequence[tuple[UUID, UUID, BlockRange, dict[str, Any]]],
     *,
     kept: bool = False,
+    bounded: bool = False,
 ) -> list[NewTask]:
     """``(new task id, job, scope, cause)`` each; creates tasks only for scopes that are complete and new. ``kept``
-    ones have waited for their turn already."""
+    ones have waited for their turn already. If ``bounded``, those for which a queue has no room are kept."""
     if not candidates:
         return []
     rows = await tx.fetch(
@@ -287,6 +288,7 @@ async def create_partition_tasks(
         [candidate[2].end for candidate in candidates],
         [candidate[3] for candidate in candidates],
         kept,
+        bounded,
     )
     return [NewTask(row["task_id"], row["runtime"], row["wake"], row["bulk"]) for row in rows]
 

@@ -100,6 +100,69 @@ async def test_kept_events_are_routed_once_and_no_faster_than_there_is_room(talk
     assert {row["state"] for row in await talk.events()} == {"counted"}
 
 
+async def test_a_burst_from_outside_fills_no_queue_beyond_its_threshold(talk: Conversation) -> None:
+    """Before any look: events are accepted one after the other, and then by several at once."""
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=3)))
+    assert sum([(await talk.trigger(number, number)).tasks_created for number in range(8)]) == 3
+    assert await kept_scopes(talk) == [3, 4, 5, 6, 7]
+    done = []
+    while queued := await talk.queued("down"):
+        assert len(queued) <= 3
+        lease = await talk.lease(queued[0])
+        done.append(lease.read.start)
+        await talk.complete_scope(lease)
+        await talk.pass_time(6)
+        await settle(talk)
+    assert done == list(range(8)), "in the order of the events, each once"
+
+
+async def test_calls_that_overlap_fill_a_queue_by_no_more_than_one_task_each(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=3)))
+    numbers = iter(range(80))
+
+    async def post() -> None:
+        for number in numbers:
+            await talk.trigger(number, number)
+
+    callers = 8
+    await asyncio.gather(*(post() for _ in range(callers)))
+    assert 3 <= len(await talk.queued("down")) < 3 + callers
+    assert len(await talk.queued("down")) + len(await kept_scopes(talk)) == 80
+
+
+async def test_a_cursor_that_completes_many_scopes_fills_no_queue_beyond_its_threshold(
+    talk: Conversation,
+) -> None:
+    await talk.deploy(dag(source(), source("head"), reactive("join", "src", "head", max_queue_depth=3)))
+    for number in range(9):
+        await talk.trigger(number, number)
+    assert (await talk.trigger(cursor=8, job="head")).tasks_created == 3
+    assert len(await kept_scopes(talk)) == 6
+
+
+async def test_normal_work_from_outside_goes_on_while_a_queue_holds_bulk_work_only(
+    talk: Conversation,
+) -> None:
+    await talk.deploy(
+        dag(
+            source(),
+            source("other"),
+            reactive("bulk", "other", priority="bulk"),
+            reactive("down", "src", "bulk", max_queue_depth=2),
+        )
+    )
+    for number in range(6):
+        await talk.trigger(number, number, job="other")
+        await talk.run("bulk")
+    assert [(await talk.trigger(number, number)).tasks_created for number in range(3)] == [1, 1, 0]
+    await settle(talk)
+    assert ("src", "backpressure of chain/down", True) in await held(talk)
+    assert await kept_scopes(talk) == [2]
+    await talk.complete_scope(await talk.lease((await talk.queued("down"))[0]))
+    await settle(talk)
+    assert [(await talk.trigger(number, number)).tasks_created for number in range(3, 6)] == [1, 1, 0]
+
+
 async def test_what_a_running_task_emits_for_a_held_job_is_kept(talk: Conversation) -> None:
     await talk.deploy(
         dag(source(), reactive("a", "src"), reactive("b", "a"), reactive("c", "b", max_queue_depth=1))

@@ -106,8 +106,8 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
     else:
         source_requests.counted(ctx, SourceKind.MANUAL, done)
         answer = TriggerResponse(None, done.tasks_created, done.kept)
-    # A kept event is routed as soon as there is room.
-    if answer.kept:
+    # A kept event, or its scopes for which there was no room, are routed as soon as there is room.
+    if answer.kept or not answer.tasks_created:
         ctx.queues.look_soon()
     return answer
 

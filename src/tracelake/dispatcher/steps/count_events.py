@@ -167,7 +167,8 @@ async def _count(
         [cursor for cursor in counted.cursors if cursor[0] in active],
     )
     if routable.scopes or routable.cursors or also:
-        result.created += await route(ctx, tx, routable, gates.consumers, also=also)
+        bounded = all(event.producer.task_id is None for event in moving)
+        result.created += await route(ctx, tx, routable, gates.consumers, also=also, bounded=bounded)
     for event, state, event_id in zip(produced, states, ids, strict=True):
         result.kept.append(RecordedEvent(event_id, state, gates.versions[event.dataset_version].revision))
 

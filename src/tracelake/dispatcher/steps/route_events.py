@@ -40,17 +40,20 @@ async def route(
     consumers: Sequence[Consumer],
     *,
     also: Iterable[UUID] = (),
+    bounded: bool = False,
 ) -> list[NewTask]:
     """Create the tasks of ``consumers`` for ``counted``; the caller holds their gates.
 
-    ``also`` are PerUpdate jobs to check in any case: their own last task has just ended.
+    ``bounded`` fills no queue beyond its threshold: what comes from outside may be any number of events before a
+    look holds their source, while what a task emits ends with the task. ``also`` are PerUpdate jobs to check in any
+    case: their own last task has just ended.
     """
     # Before tasks are made: an update is only created if its job's cursor lies behind its inputs.
     await _rewind_below(tx, counted, consumers)
     candidates = await _partition_candidates(ctx, tx, counted, consumers)
     skipped = await skip_scopes(ctx, tx, [(job, span) for _, job, span, _ in candidates])
     created = await tasks.create_partition_tasks(
-        tx, [candidate for candidate in candidates if candidate[1:3] not in skipped]
+        tx, [candidate for candidate in candidates if candidate[1:3] not in skipped], bounded=bounded
     )
     created += await create_updates(ctx, tx, _update_jobs(counted, consumers) | set(also))
     await outbox.wake(tx, created)

@@ -235,7 +235,9 @@ SELECT task_id, runtime, bulk FROM next
 -- name: create_partition_tasks
 -- One task per scope that every triggering input has committed, unique per input revisions; bulk if one of these was.
 -- What a paused or held job would get is kept until it goes on, and so is what comes while a backlog is being worked
--- off. Of a capped job no more tasks are woken than may run; the others are woken by slots that come free.
+-- off. Of what comes from outside ($7) a job gets no more than its queue has room for, and the rest is kept: twice as
+-- much of normal work while it holds bulk work only. Of a capped job no more tasks are woken than may run; the others
+-- are woken by slots that come free.
 WITH c AS (
     SELECT DISTINCT ON (c.job_id, c.range_start, c.range_end) c.*
     FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::jsonb[]) WITH ORDINALITY
@@ -257,15 +259,36 @@ WITH c AS (
                             AND p.range_start = c.range_start AND p.range_end = c.range_end)
           AND NOT EXISTS (SELECT 1 FROM dataset_cursor dc
                           WHERE dc.dataset_version = ji.dataset_version AND dc.cursor >= c.range_end))
+), rooms AS MATERIALIZED (
+    SELECT j.job_id, j.max_queue_depth - q.waiting + later.tasks AS room,
+           CASE WHEN EXISTS (SELECT 1 FROM pressure w WHERE w.job_id = j.job_id AND w.tier = 'bulk')
+                THEN j.max_queue_depth ELSE 0 END AS more,
+           EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND NOT h.bulk) AS normal_kept,
+           EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND h.bulk) AS bulk_kept
+    FROM job j
+    CROSS JOIN LATERAL (SELECT coalesce(sum(n.waiting), 0)::bigint AS waiting FROM queue_count n
+                        WHERE n.job_id = j.job_id) q
+    CROSS JOIN LATERAL (SELECT CASE WHEN q.waiting + (SELECT count(*) FROM ready r WHERE r.job_id = j.job_id)
+                                         <= j.max_queue_depth THEN 0
+                                    ELSE (SELECT count(*) FROM task t
+                                          WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled
+                                            AND t.ready_at > tl_now()) END AS tasks) later
+    WHERE $7 AND j.max_queue_depth IS NOT NULL AND j.job_id = ANY($2)
+), judged AS (
+    SELECT r.*, r.held OR (n.job_id IS NOT NULL AND (
+               n.normal_kept OR (r.bulk AND n.bulk_kept)
+               OR row_number() OVER (PARTITION BY r.job_id, r.held ORDER BY r.bulk, r.position)
+                  > n.room + CASE WHEN r.bulk THEN 0 ELSE n.more END)) AS kept
+    FROM ready r LEFT JOIN rooms n USING (job_id)
 ), kept AS (
     INSERT INTO held_scope (job_id, range_start, range_end, bulk, cause)
-    SELECT job_id, range_start, range_end, bulk, cause FROM ready WHERE held ORDER BY position
+    SELECT job_id, range_start, range_end, bulk, cause FROM judged WHERE kept ORDER BY position
     ON CONFLICT (job_id, range_start, range_end) DO NOTHING
 ), created AS (
     INSERT INTO task (task_id, org_id, job_id, kind, status, range_start, range_end, scope_key, cause, parked, bulk)
     SELECT task_id, org_id, job_id, 'partition', 'Queued', range_start, range_end, scope_key, cause,
            max_concurrency IS NOT NULL, bulk
-    FROM ready WHERE NOT held
+    FROM judged WHERE NOT kept
     ORDER BY job_id, range_start, range_end
     ON CONFLICT (job_id, range_start, range_end, scope_key) WHERE kind = 'partition' DO NOTHING
     RETURNING task_id, job_id, range_start, range_end, bulk
