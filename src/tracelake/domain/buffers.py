@@ -33,6 +33,8 @@ from msgspec import Meta
 
 from tracelake.domain.dag.model import BufferedDataset, Column, ColumnType
 from tracelake.domain.errors import Invalid
+from tracelake.domain.literals import read_integer
+from tracelake.domain.where import Predicate, can_compare, compared_literals, literal_text
 
 ORG_ID = "org_id"
 REVISION = "revision"
@@ -75,6 +77,17 @@ _TYPES: Mapping[ColumnType, Any] = {
     ColumnType.BOOLEAN: bool,
     ColumnType.TIMESTAMPTZ: _TIMESTAMPTZ,
     ColumnType.BYTEA: Annotated[str, Meta(pattern=r"\A0x(?:[0-9a-fA-F]{2})*\Z")],
+    ColumnType.DOUBLE: float,
+    ColumnType.UUID: UUID,
+}
+_PYTHON_TYPES: Mapping[ColumnType, type] = {
+    ColumnType.TEXT: str,
+    ColumnType.BIGINT: int,
+    ColumnType.INTEGER: int,
+    ColumnType.NUMERIC: Decimal,
+    ColumnType.BOOLEAN: bool,
+    ColumnType.TIMESTAMPTZ: datetime,
+    ColumnType.BYTEA: bytes,
     ColumnType.DOUBLE: float,
     ColumnType.UUID: UUID,
 }
@@ -130,6 +143,22 @@ class BufferSchema(msgspec.Struct, frozen=True):
 def _decoder(schema: BufferSchema, org_id: str) -> RecordDecoder:
     own = {ORG_ID: org_id} if schema.column(ORG_ID) is not None else {}
     return RecordDecoder(schema.columns, schema.unique, own)
+
+
+def literal_problems(tree: Predicate, types: Mapping[str, ColumnType]) -> Iterator[str]:
+    """Comparisons of a predicate that are unknown for every row, since the literal is none of the column's type."""
+    for column, literal in compared_literals(tree):
+        kind = types.get(column)
+        # JSON has values of several types, and other columns are refused elsewhere or null.
+        if kind is None or kind is ColumnType.JSONB:
+            continue
+        known = can_compare(_PYTHON_TYPES[kind], literal)
+        if kind is ColumnType.INTEGER and isinstance(literal, str):
+            known = read_integer(literal, -(2**31), 2**31 - 1) is not None
+        if not known:
+            article = "an" if kind is ColumnType.INTEGER else "a"
+            why = f"{literal_text(literal)} can't be read as {article} {kind.value}: no row would match"
+            yield f"{column} is {kind.value}, and {why}"
 
 
 def schema_problems(schema: BufferSchema) -> Iterator[SchemaProblem]:

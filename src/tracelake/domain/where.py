@@ -5,17 +5,18 @@ normal form: NOT is pushed into the leaves (exact under three-valued logic), AND
 free of repeats, a column is on the left. So predicates that differ only in spelling have one tree, one text and one
 fingerprint. ``where_parse`` makes them from a DAG file.
 
-``compare`` decides a comparison of two values as Postgres would. NULL makes it unknown (``None``), and so do two
-values without a common order: SQL would refuse the query, a row filter leaves the row out. A string literal takes
-the type of the column beside it, as untyped literals do in SQL. NaN equals itself and is above every number.
-Strings order by code point, as in the C collation of the data database.
+``compare`` decides a comparison of a value with a literal as Postgres would. NULL makes it unknown (``None``), and
+so do two values without a common order: SQL would refuse the query, a row filter leaves the row out. A string
+literal takes the type of the column beside it, as untyped literals do in SQL (``literals``), and what can't be read
+as that type is unknown; a column of text takes no other type. NaN equals itself and is above every number. Strings
+order by code point, as in the C collation of the data database.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -24,6 +25,8 @@ from typing import Any, TypeAlias, assert_never
 from uuid import UUID
 
 import msgspec
+
+from tracelake.domain.literals import read_boolean, read_double, read_integer, read_numeric
 
 WhereValue: TypeAlias = bool | int | float | str
 _Key: TypeAlias = tuple[str, Any]
@@ -154,11 +157,11 @@ def _combine(terms: Iterable[Predicate], kind: type[And] | type[Or]) -> Predicat
 def render(tree: Predicate, *, quote_all: bool = False) -> str:
     match tree:
         case Compare(column, op, value):
-            return f"{_name(column, quote_all)} {op.value} {_literal(value)}"
+            return f"{_name(column, quote_all)} {op.value} {literal_text(value)}"
         case CompareColumns(column, op, other):
             return f"{_name(column, quote_all)} {op.value} {_name(other, quote_all)}"
         case InList(column, values, negated):
-            listed = ", ".join(map(_literal, values))
+            listed = ", ".join(map(literal_text, values))
             return f"{_name(column, quote_all)} {'NOT IN' if negated else 'IN'} ({listed})"
         case IsNull(column, negated):
             return f"{_name(column, quote_all)} IS {'NOT NULL' if negated else 'NULL'}"
@@ -182,7 +185,7 @@ def _name(column: str, quote_all: bool) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def _literal(value: WhereValue) -> str:
+def literal_text(value: WhereValue) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, str):
@@ -195,7 +198,7 @@ def _truth(tree: Predicate, row: Mapping[str, Any]) -> bool | None:
         case Compare(column, op, value):
             return compare(row.get(column), op.value, value)
         case CompareColumns(column, op, other):
-            return compare(row.get(column), op.value, row.get(other))
+            return _ordered(row.get(column), op.value, row.get(other))
         case InList(column, values, negated):
             found = _either(compare(row.get(column), "=", value) for value in values)
             return found if found is None or not negated else not found
@@ -224,43 +227,79 @@ def _inverted(verdict: bool | None) -> bool | None:
     return None if verdict is None else not verdict
 
 
-def compare(left: object, op: str, right: object) -> bool | None:
+def compare(value: object, op: str, literal: object) -> bool | None:
+    if isinstance(literal, str) and value is not None:
+        literal = literal_as(type(value), literal)
+    return _ordered(value, op, literal)
+
+
+def _ordered(left: object, op: str, right: object) -> bool | None:
     if left is None or right is None:
         return None
-    one, two = _aligned(left, right)
+    # By the float's shortest text: 0.1 means a tenth, not its binary approximation.
+    if isinstance(left, Decimal) and isinstance(right, float):
+        right = Decimal(repr(right))
+    elif isinstance(right, Decimal) and isinstance(left, float):
+        left = Decimal(repr(left))
+    one, two = _key(left), _key(right)
     if one is None or two is None or one[0] != two[0]:
         return None
     return bool(_COMPARE[op](one[1], two[1]))
 
 
-def _aligned(left: object, right: object) -> tuple[_Key | None, _Key | None]:
-    if isinstance(right, str) and not isinstance(left, str):
-        right = _as_type_of(left, right)
-    elif isinstance(left, str) and not isinstance(right, str):
-        left = _as_type_of(right, left)
-    # By the float's shortest text: 0.1 means a tenth, not its binary approximation.
-    if isinstance(left, Decimal) and isinstance(right, float):
-        # By its text: the float 0.1 means 0.1, not its nearest binary fraction.
-        right = Decimal(repr(right))
-    elif isinstance(right, Decimal) and isinstance(left, float):
-        left = Decimal(repr(left))
-    return _key(left), _key(right)
-
-
-def _as_type_of(model: object, text: str) -> object:
+def literal_as(kind: type, text: str) -> object:
+    """A string literal beside a value of this type; None if it can't be read as one."""
     try:
-        # Before date: a datetime is a date too.
-        if isinstance(model, datetime):
+        # Each before the type that it is derived from: bool is an int, and datetime a date.
+        if issubclass(kind, bool):
+            return read_boolean(text)
+        if issubclass(kind, int):
+            return read_integer(text)
+        if issubclass(kind, float):
+            return read_double(text)
+        if issubclass(kind, Decimal):
+            return read_numeric(text)
+        if issubclass(kind, datetime):
             return datetime.fromisoformat(text)
-        if isinstance(model, date):
+        if issubclass(kind, date):
             return date.fromisoformat(text)
-        if isinstance(model, UUID):
+        if issubclass(kind, UUID):
             return UUID(text)
-        if isinstance(model, bytes) and text.startswith("\\x"):
-            return bytes.fromhex(text[2:])
+        if issubclass(kind, bytes):
+            # Postgres' own spelling of bytea.
+            return bytes.fromhex(text[2:]) if text.startswith("\\x") else None
     except ValueError:
         return None
     return text
+
+
+def can_compare(kind: type, literal: WhereValue) -> bool:
+    """Whether a comparison of the literal with a value of this type can ever be known."""
+    match literal:
+        case bool():
+            return kind is bool
+        case int() | float():
+            return kind in (int, float, Decimal)
+        case str():
+            return literal_as(kind, literal) is not None
+        case _:
+            assert_never(literal)
+
+
+def compared_literals(tree: Predicate) -> Iterator[tuple[str, WhereValue]]:
+    """Each literal with the column beside it."""
+    match tree:
+        case Compare(column, _, value):
+            yield column, value
+        case InList(column, values):
+            yield from ((column, value) for value in values)
+        case And(terms) | Or(terms):
+            for term in terms:
+                yield from compared_literals(term)
+        case CompareColumns() | IsNull():
+            return
+        case _:
+            assert_never(tree)
 
 
 def _key(value: object) -> _Key | None:

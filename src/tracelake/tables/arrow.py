@@ -24,6 +24,7 @@ import pyarrow.dataset as pads
 
 from tracelake.contracts.dispatcher_api import InputFile
 from tracelake.domain.errors import Invalid
+from tracelake.domain.literals import read_boolean, read_double, read_integer, read_numeric
 from tracelake.domain.where import And, Compare, CompareColumns, InList, IsNull, Op, Or, Predicate, WhereValue
 from tracelake.objects.base import ObjectLocation
 from tracelake.tables.parquet import local_path
@@ -136,11 +137,28 @@ def _compare(schema: pa.Schema, column: str, op: Op, value: Any) -> Any:
     # Without its type Arrow would guess one for the literal, and cast the column to a common type.
     if kind in ("instant", "decimal") or type_ == pa.uint64():
         literal = pa.scalar(literal, type=type_)
+    if kind == "float" and literal != literal:
+        return _compare_nan(field, op)
     expression = compared(field, op, pc.scalar(literal))
     if kind == "float" and op in (Op.GT, Op.GE):
         # SQL orders NaN above all numbers; Arrow takes every comparison with it for false.
         return expression | pc.is_nan(field)
     return expression
+
+
+def _compare_nan(field: Any, op: Op) -> Any:
+    """Against NaN, which equals itself and is above every number."""
+    match op:
+        case Op.EQ | Op.GE:
+            return pc.is_nan(field)
+        case Op.NE | Op.LT:
+            return ~pc.is_nan(field)
+        case Op.LE:
+            return _constant(field, ConstantComparison.ALWAYS)
+        case Op.GT:
+            return _constant(field, ConstantComparison.NEVER)
+        case _:
+            assert_never(op)
 
 
 def _compare_columns(schema: pa.Schema, column: str, op: Op, other: str) -> Any:
@@ -217,6 +235,11 @@ class StoredColumn(NamedTuple):
     high: int = 2**63 - 1
 
 
+_LITERALS: Mapping[Kind, Callable[[str], bool | int | float | None]] = {
+    "bool": read_boolean,
+    "integer": read_integer,
+    "float": read_double,
+}
 MICROSECONDS = StoredColumn("instant", 10**6)
 
 
@@ -234,6 +257,14 @@ def compared(left: T, op: Op, right: T) -> T:
 def align(column: StoredColumn, op: Op, value: WhereValue) -> tuple[Op, Any] | ConstantComparison:
     """The comparison to make against such a column. An instant is its number of units."""
     kind = column.kind
+    if isinstance(value, str) and kind == "decimal":
+        number = read_numeric(value)
+        return ConstantComparison.UNKNOWN if number is None else _against_decimal(column, op, number)
+    if isinstance(value, str) and (reads := _LITERALS.get(kind)) is not None:
+        read = reads(value)
+        if read is None:
+            return ConstantComparison.UNKNOWN
+        value = read
     match kind, value:
         case "bool", bool():
             return op, value
@@ -246,12 +277,7 @@ def align(column: StoredColumn, op: Op, value: WhereValue) -> tuple[Op, Any] | C
             return op, float(value)
         case "decimal", int() | float():
             # By its shortest decimal text, as the DAG file has it: 0.1 means a tenth, not the float next to it.
-            aligned = _against_whole(column, op, Fraction(Decimal(repr(value))))
-            return (
-                aligned
-                if isinstance(aligned, ConstantComparison)
-                else (aligned[0], _decimal(aligned[1], column.units))
-            )
+            return _against_decimal(column, op, Decimal(repr(value)))
         case "text", str():
             return op, value
         case "instant", str():
@@ -280,8 +306,22 @@ def _against_whole(column: StoredColumn, op: Op, value: Fraction) -> tuple[Op, i
                 op, whole = Op.GE, whole + 1
     if column.low <= whole <= column.high:
         return op, whole
-    true = (op is Op.NE) or (op in (Op.LT, Op.LE) if whole > column.high else op in (Op.GT, Op.GE))
+    return _beyond(op, above=whole > column.high)
+
+
+def _beyond(op: Op, *, above: bool) -> ConstantComparison:
+    """Against a literal above, or below, all values that the column can hold."""
+    true = (op is Op.NE) or (op in (Op.LT, Op.LE) if above else op in (Op.GT, Op.GE))
     return ConstantComparison.ALWAYS if true else ConstantComparison.NEVER
+
+
+def _against_decimal(column: StoredColumn, op: Op, value: Decimal) -> tuple[Op, Decimal] | ConstantComparison:
+    if not value.is_finite():
+        return _beyond(op, above=value.is_nan() or value > 0)
+    aligned = _against_whole(column, op, Fraction(value))
+    if isinstance(aligned, ConstantComparison):
+        return aligned
+    return aligned[0], _decimal(aligned[1], column.units)
 
 
 def _decimal(whole: int, units: int) -> Decimal:

@@ -14,7 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.operator_process import EXTREME_PREDICATES, a_task, an_output, operator_process
+from tests.support.operator_process import (
+    EXTREME_PREDICATES,
+    QUOTED_PREDICATES,
+    a_task,
+    an_output,
+    operator_process,
+)
 from tests.support.wide_integers import stored_integer
 from tracelake.contracts.dispatcher_api import InputFile, PayloadInput
 from tracelake.contracts.manifest import Manifest
@@ -276,6 +282,7 @@ PREDICATES = [
     "at = 'yesterday'",
     "day > '2024-01-01'",
     *EXTREME_PREDICATES,
+    *QUOTED_PREDICATES,
     "gone = 1",
     "gone is null",
     "not (n = 1 or s = 'b')",

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from tests.support.hot_scene import HotScene, Wrapper
-from tests.support.operator_process import EXTREME_PREDICATES, an_input
+from tests.support.operator_process import EXTREME_PREDICATES, QUOTED_PREDICATES, an_input
 from tests.support.wide_integers import stored_integer
 from tracelake.contracts.dispatcher_api import PayloadInput
 from tracelake.domain.block_range import BlockRange
 from tracelake.domain.errors import Conflict, Invalid, Unavailable
+from tracelake.domain.literals import read_boolean, read_double, read_integer, read_numeric
 from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
 from tracelake.evm.raw_block import ChainTable
@@ -205,6 +206,7 @@ PUSHED = [
         "day > '2024-01-01'",
     ),
     *EXTREME_PREDICATES,
+    *QUOTED_PREDICATES,
     *("gone = 1", "gone is null", "not (n = 1 or s = 'b')", "(n = 1 and f > 1) or day = '2024-01-02'"),
 ]
 COLUMNS = {field.name: field.type for field in TYPED.schema}
@@ -222,11 +224,124 @@ def test_where_means_in_postgres_what_it_means_row_by_row(hot_scene: HotScene) -
                 assert kept_by(connection, pushed) == expected, predicate
 
 
+SPELLINGS = [
+    *(
+        "1",
+        " 1 ",
+        "+1",
+        "-1",
+        "- 1",
+        "--1",
+        "1.0",
+        "1.",
+        ".5",
+        ".",
+        "",
+        " ",
+        "1e2",
+        "1E+2",
+        "1e",
+        "e1",
+        "1e2.5",
+        "abc",
+        "1 2",
+    ),
+    *(
+        "9223372036854775807",
+        "9223372036854775808",
+        "-9223372036854775808",
+        "-9223372036854775809",
+        "0" * 40 + "7",
+    ),
+    *(
+        "2147483648",
+        "\t1\n",
+        "\u00a01",
+        "\u0661",
+        "1f",
+        "1d",
+        "0.1",
+        "1e308",
+        "1e309",
+        "-1e309",
+        "1e-310",
+        "1e-400",
+        "0e-400",
+    ),
+    *("1e131071", "1e131072", "0e999999", "1e-16383", "1e-16384", "1e99999999999", "0.0000001"),
+    *(
+        "NaN",
+        "nan",
+        "-NaN",
+        "+nan",
+        "nan(1)",
+        "Infinity",
+        "-Infinity",
+        "+Infinity",
+        "inf",
+        "-inf",
+        "infinit",
+        "iNf",
+    ),
+    *(
+        "t",
+        "tr",
+        "true",
+        "TRUE",
+        "truer",
+        "y",
+        "yes",
+        "on",
+        "o",
+        "of",
+        "off",
+        "n",
+        "no",
+        "f",
+        "FALSE",
+        "0",
+        "00",
+        "10",
+    ),
+]
+OF_SIXTEEN = [
+    *("0x1f", "-0x1F", "0x", "0o17", "0b101", "0b2", "0x_1"),
+    *("1_000", "1__0", "_1", "1_", "1_0.5_5", "1._5", "1e1_0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("bigint", read_integer),
+        ("numeric", read_numeric),
+        ("double precision", read_double),
+        ("boolean", read_boolean),
+    ],
+)
+def test_literals_are_read_as_postgres_reads_them(data_dsn: str, kind: str, read: Any) -> None:
+    with psycopg.connect(data_dsn, autocommit=True) as connection:
+        spellings = SPELLINGS + (OF_SIXTEEN if connection.info.server_version >= 160_000 else [])
+        for text in spellings:
+            cast = sql.SQL("SELECT {}::{}").format(sql.Literal(text), sql.SQL(kind))
+            try:
+                expected = connection.execute(cast).fetchone()[0]
+            except psycopg.DataError:
+                expected = None
+            found = read(text)
+            assert str(found) == str(expected) or found == expected, (text, found, expected)
+            assert type(found) is type(expected), text
+
+
 numbers = st.integers(-3, 3) | st.sampled_from([0.5, -1.5, 2**63, -(2**70), 1.5])
+spelt_numbers = numbers.map(repr) | (numbers.map(repr) | st.sampled_from(SPELLINGS)).map("'{}'".format)
 literals = {
-    **dict.fromkeys(("n", "m", "f", "d"), numbers.map(repr)),
+    **dict.fromkeys(
+        ("n", "m", "f", "d"),
+        numbers.map(repr) | (numbers.map(repr) | st.sampled_from(SPELLINGS)).map("'{}'".format),
+    ),
     "s": st.text("ab'é\\\"", max_size=2).map(lambda text: "'" + text.replace("'", "''") + "'"),
-    "b": st.sampled_from(["true", "false"]),
+    "b": st.sampled_from(["true", "false", "'t'", "'no'", "'o'"]),
     "x": st.binary(max_size=2).map(lambda raw: f"'\\x{raw.hex()}'"),
     "at": st.datetimes(timezones=st.just(UTC)).map(lambda at: f"'{at.isoformat()}'"),
     "day": st.dates().map(lambda day: f"'{day}'"),

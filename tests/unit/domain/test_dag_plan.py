@@ -255,6 +255,19 @@ def test_positions_of_a_buffered_dataset_are_not_taken_for_blocks(fields: str, m
     )
 
 
+def test_a_condition_on_a_buffered_dataset_that_no_row_fulfils_is_refused_at_its_place() -> None:
+    def reading(where: str) -> str:
+        old = "inputs: [{from: {dataset: events}}]"
+        assert READER.count(old) == 1
+        return READER.replace(old, f'inputs: [{{from: {{dataset: events}}, where: "{where}"}}]')
+
+    [problem] = refused(reading("position > 'soon'"))
+    assert (problem.field, problem.line > 1) == ("jobs[2].inputs[0].where", True)
+    assert problem.message == "position is bigint, and 'soon' can't be read as a bigint: no row would match"
+    for where in ("position > '7'", "id = '7'", "retracted_at < '2026-01-01'", "gone = 1"):
+        plan(reading(where))
+
+
 def test_unpublishing_what_nobody_reads_is_fine() -> None:
     text = READER[: READER.index("publish:")]
     found = plan(text)

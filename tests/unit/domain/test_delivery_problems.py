@@ -76,6 +76,14 @@ def test_the_entry_is_right_and_so_is_one_for_each_receiver() -> None:
         assert len(parse_dag(HEAD + entry, INSTALLATION).deliver) == 1
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["score > '1.5'", "score = 'NaN'", "revision = '7'", "revision <> 7", "payload = '1'", "key = '7'"],
+)
+def test_a_quoted_literal_that_the_column_can_be_compared_with_is_fine(where: str) -> None:
+    assert len(parse_dag(HEAD + edited("severity = 'critical'", where), INSTALLATION).deliver) == 1
+
+
 WEBHOOK = "{webhook: {url_secret: HOOK, signing_secret: HOOK_KEY}}"
 EMAIL = "{email: {smtp_secret: MAIL, from: a@b.example, to: [c@d.example]}}"
 MANY = ", ".join(f"c{number}@d.example" for number in range(51))
@@ -95,6 +103,17 @@ BAD = [
     ("dataset: alerts", "dataset: files", FROM, 12, "from.dataset", "files is an output of mid"),
     ("severity = 'critical'", "sevrity = 'a'", WHERE, 5, "where", "did you mean severity?"),
     ("severity = 'critical'", "severity = kex", WHERE, 5, "where", "no column kex"),
+    (
+        "severity = 'critical'",
+        "score = 'high'",
+        WHERE,
+        5,
+        "where",
+        "score is double, and 'high' can't be read",
+    ),
+    ("severity = 'critical'", "revision in (1, '1.5')", WHERE, 5, "where", "'1.5' can't be read as a bigint"),
+    ("severity = 'critical'", "severity = 3", WHERE, 5, "where", "severity is text, and 3 can't be read"),
+    ("severity = 'critical'", "severity = 'a' or score = true", WHERE, 5, "where", "TRUE can't be read"),
     ("severity = 'critical'", "severity =", WHERE, 5, "where", "not a SQL predicate"),
     ("severity = 'critical'", "severity = 'a'; SELECT 1", WHERE, 5, "where", "must not contain ';'"),
     ("severity = 'critical'", "lower(severity) = 'a'", WHERE, 5, "where", "LOWER is not allowed"),

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from tracelake.domain.buffers import NOT_IN_KEYS, REVISION
+from tracelake.domain.buffers import NOT_IN_KEYS, REVISION, literal_problems
 from tracelake.domain.dag.entries import DATASET_NAME, PublishDraft, read_where
 from tracelake.domain.dag.fields import Fields, did_you_mean
 from tracelake.domain.dag.model import (
@@ -182,6 +182,8 @@ def delivery_problems(
     if spec.where is not None:
         for column in sorted(predicate_columns(spec.where.tree) - columns):
             yield ("where",), f"{entry.name} has no column {column}{did_you_mean(column, columns)}"
+        for message in literal_problems(spec.where.tree, types):
+            yield ("where",), message
     if spec.template is not None:
         try:
             named = parse_template(spec.template).columns

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from tracelake.domain.buffers import BufferSchema, additive_problems
+from tracelake.domain.buffers import PLATFORM_COLUMNS, BufferSchema, additive_problems, literal_problems
 from tracelake.domain.dag.deliveries import refused_by
 from tracelake.domain.dag.model import (
     BufferedDataset,
+    ColumnType,
     DagSpec,
     DatasetName,
     ExecutionStrategy,
@@ -164,6 +165,7 @@ def check_world(
         *_scopeless(new, after),
         *_unpaired(new, after),
         *_by_position(new, after),
+        *_never_matching(new, after),
         *_not_added(new, kept),
         *_undelivered(new, after),
     ]
@@ -261,6 +263,18 @@ def _by_position(new: DagSpec, after: DagGraph) -> Iterator[tuple[Path, str]]:
                 yield (*_input_path(new, name, index), "from"), f"{source.dataset.name}: {why}"
             elif source.dag == new.name:
                 yield ("publish", source.dataset.name), f"job {name} of DAG {dag} reads it: {why}"
+
+
+def _never_matching(new: DagSpec, after: DagGraph) -> Iterator[tuple[Path, str]]:
+    """Conditions on rows of a buffered dataset, whose types are declared, that hold for none."""
+    for job in new.jobs:
+        for index, edge in enumerate(job.inputs):
+            source = after.producer(new.name, edge)
+            if isinstance(source, BufferedRef) and edge.where is not None:
+                types = {name: ColumnType(kind) for name, kind in PLATFORM_COLUMNS.items()}
+                types |= {column.name: column.type for column in source.dataset.columns}
+                for message in literal_problems(edge.where.tree, types):
+                    yield (*_input_path(new, job.name, index), "where"), message
 
 
 def _replaces_rows(job: JobSpec) -> bool:
