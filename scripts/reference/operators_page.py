@@ -139,7 +139,15 @@ def _examples(name: str) -> Iterator[str]:
             yield _rows("The job above", SQL_RESULT)
         case "range_splitter":
             made = ", ".join(example_rows.chunks(950, 3100, 1000))
-            yield f"Asked for blocks 950–3100, the job above announces {made}.\n"
+            yield (
+                f"Asked for blocks 950–3100, the job above announces {made}. The ends of a request may cut a "
+                "chunk. A cut one that lies within a chunk that was announced before isn't announced, since its "
+                "blocks are there or on their way; one that overlaps others becomes one with them: after 0–299 a "
+                "request for 0–10 announces nothing more, and after 3050–3150 one for 3100–3200 announces "
+                "3050–3200. A chunk that can't be committed all the same, since two requests were split at "
+                "once, fails without a retry (`PartitionOverlap`), and its error says what is there and what to "
+                "ask for.\n"
+            )
         case "range_aggregator":
             made = ", ".join(example_rows.ranges(3200, 2999, 1000))
             yield f"With its input at block 3200 and 2999 finalized, the job above announces {made}.\n"

@@ -6,7 +6,8 @@ holder:
 
     accepted                 the task is over for this holder
     Conflict, NotFound       the attempt has been superseded; the report is dropped
-    another refusal          a completed attempt becomes a failed one that names the refusal
+    another refusal          a completed attempt becomes a failed one that names the refusal, and isn't retried if
+                             another attempt would be refused likewise
     Unavailable              the holder ends before the Dispatcher has answered; the lease runs out
 
 ``HeldTaskReporter`` adds what a holder of wake-ups does afterwards: heartbeats end, and the wake-ups are settled.
@@ -21,11 +22,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from tracelake.contracts.dispatcher_api import MAX_EVENTS, CompleteRequest, CompleteResponse
 from tracelake.contracts.operator_protocol import Finished
 from tracelake.domain.errors import Conflict, NotFound, TracelakeError, Unavailable
 from tracelake.leases.claim import Load, WakeUps
 from tracelake.leases.held_task import Heartbeats, HeldTask, Logger, Stop, sendable
+
+_LASTING = frozenset({"PartitionOverlap"})
+"""Refusals by what is committed already, which another attempt of the same scope would meet again."""
 
 
 class CompletionClient(Protocol):
@@ -92,7 +98,10 @@ def report_completion(
                 and not isinstance(refusal, Unavailable)
             ):
                 log.warning("outputs_refused", reason=refusal.reason, error=refusal.message)
-                submit(as_failure(f"its result was refused ({refusal.reason}): {refusal.message}"))
+                failure = as_failure(f"its result was refused ({refusal.reason}): {refusal.message}")
+                if refusal.reason in _LASTING:
+                    failure = msgspec.structs.replace(failure, retryable=False)
+                submit(failure)
                 return
             case _:
                 log.error("report_lost", status=completion.status, error=str(refusal))

@@ -2,7 +2,8 @@
 
 ``noop`` does nothing and announces its scope; workers can run it too. The other two are pure arithmetic over the
 scope that the claim froze. Chunks and ranges lie on a grid, so a block is always in the same one, and repeated
-requests make nothing twice.
+requests make nothing twice. Only the ends of a request may cut a chunk, and one that meets an announced chunk there
+becomes one with it: their partitions would overlap.
 
 ``range_aggregator`` announces a range once its last block is final by ``finality``: ``latest`` (the cursor
 itself), a number of blocks behind the cursor, or ``finalized`` (the block that the source reports as final; a
@@ -12,12 +13,12 @@ touches again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from tracelake.contracts.dispatcher_api import EventIn, PayloadInput, PayloadOutput, TaskPayload
-from tracelake.domain.block_range import BlockRange
+from tracelake.domain.block_range import MAX_BLOCK, BlockRange
 from tracelake.domain.errors import Invalid
 from tracelake.domain.events import MAX_TASK_EVENTS
 from tracelake.domain.operators.in_process import (
@@ -52,13 +53,22 @@ def announce_scope(task: TaskPayload) -> Iterator[EventIn]:
             yield event
 
 
-def split_range(task: TaskPayload, most: int = MAX_TASK_EVENTS) -> Iterator[EventIn]:
-    """Refused before the first event when there would be more than ``most``."""
+def cells_cut(task: TaskPayload) -> list[BlockRange]:
+    """The chunks of the grid of which the scope has only a part: its first and its last, or neither."""
+    scope, size = _scope_to_split(task), RANGE_SPLITTER.read(task.config).chunk_size
+    ends = {block - block % size for block in (scope.start, scope.end)}
+    cells = [BlockRange(start, min(MAX_BLOCK, start + size - 1)) for start in sorted(ends)]
+    return [cell for cell in cells if not scope.covers(cell)]
+
+
+def split_range(
+    task: TaskPayload, most: int = MAX_TASK_EVENTS, *, announced: Sequence[BlockRange] = ()
+) -> Iterator[EventIn]:
+    """``announced`` are the chunks that this job has announced in ``cells_cut``. Refused before the first event
+    when there would be more than ``most``."""
     size = RANGE_SPLITTER.read(task.config).chunk_size
     [output] = task.outputs
-    scope = task.inputs[0]
-    if not (isinstance(scope.start, int) and isinstance(scope.end, int)):
-        raise Invalid("InvalidScope", "range_splitter needs a block range: run it PerPartition")
+    scope = _scope_to_split(task)
     # Counted instead of made: a small chunk_size may ask for more events than fit into memory.
     chunks = scope.end // size - scope.start // size + 1
     if chunks > most:
@@ -67,12 +77,38 @@ def split_range(task: TaskPayload, most: int = MAX_TASK_EVENTS) -> Iterator[Even
             f"blocks {scope.start:,} to {scope.end:,} are {chunks:,} chunks of {size:,} blocks, and one attempt "
             f"may announce {most:,}: ask for a smaller range, or set a larger chunk_size",
         )
-    return _chunks(output, BlockRange(scope.start, scope.end), size)
+    return _chunks(output, scope, size, announced)
 
 
-def _chunks(output: PayloadOutput, scope: BlockRange, size: int) -> Iterator[EventIn]:
-    for chunk in scope.split_on_grid(size):
+def _scope_to_split(task: TaskPayload) -> BlockRange:
+    scope = task.inputs[0]
+    if not (isinstance(scope.start, int) and isinstance(scope.end, int)):
+        raise Invalid("InvalidScope", "range_splitter needs a block range: run it PerPartition")
+    return BlockRange(scope.start, scope.end)
+
+
+def _chunks(
+    output: PayloadOutput, scope: BlockRange, size: int, announced: Sequence[BlockRange]
+) -> Iterator[EventIn]:
+    for cut in scope.split_on_grid(size):
+        chunk = cut if cut.end - cut.start + 1 == size else _joined(cut, announced)
+        # What this request asks for belongs to a chunk that an earlier one has asked for.
+        if chunk in announced and chunk != cut:
+            continue
         yield EventIn(output.dataset_uuid, output.dataset_version, start=chunk.start, end=chunk.end)
+
+
+def _joined(chunk: BlockRange, announced: Sequence[BlockRange]) -> BlockRange:
+    """The chunk with those that it overlaps: its partition must cover theirs, or lie in none of them. All of them
+    are of one cell of the grid, so it doesn't grow beyond that."""
+    while True:
+        met = [each for each in announced if each.overlaps(chunk)]
+        whole = BlockRange(
+            min([chunk.start, *(each.start for each in met)]), max([chunk.end, *(each.end for each in met)])
+        )
+        if whole == chunk:
+            return chunk
+        chunk = whole
 
 
 def aggregate_ranges(

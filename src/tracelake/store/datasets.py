@@ -309,6 +309,15 @@ async def is_current(tx: Transaction, version: UUID, partition_id: int) -> bool 
     return row["current"] if row else None
 
 
+async def announced_within(tx: Transaction, version: UUID, spans: Sequence[BlockRange]) -> list[BlockRange]:
+    """Current scopes of a version that begin within any of these ranges."""
+    if not spans:
+        return []
+    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    rows = await tx.fetch(SQL.announced_within, version, starts, ends)
+    return [BlockRange(row["range_start"], row["range_end"]) for row in rows]
+
+
 async def last_announced(tx: Transaction, version: UUID) -> int | None:
     row = await tx.fetchrow(SQL.last_announced, version)
     return row["range_end"] if row else None

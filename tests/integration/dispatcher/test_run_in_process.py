@@ -50,3 +50,34 @@ async def test_a_config_that_an_older_version_accepted_fails_the_task_and_says_w
     task = await talk.task(task_id)
     assert (task["status"], task["attempt"], task["error_message"]) == ("Failed", 1, why)
     assert await talk.scopes("job") == []
+
+
+@pytest.mark.parametrize(
+    ("requests", "chunks"),
+    [
+        (
+            [(0, 299), (0, 10), (50, 250), (120, 130)],
+            [(0, 99), (100, 199), (200, 299)],
+        ),
+        ([(0, 10), (5, 20), (0, 20), (40, 50)], [(0, 20), (40, 50)]),
+        ([(0, 10), (30, 40), (5, 35), (0, 199)], [(0, 99), (100, 199)]),
+        ([(90, 99), (95, 130), (0, 250)], [(0, 99), (100, 199), (200, 250)]),
+        ([(0, 49), (50, 99)], [(0, 49), (50, 99)]),
+    ],
+)
+async def test_requests_that_overlap_make_partitions_that_do_not(
+    ctx: StepContext, requests: list[tuple[int, int]], chunks: list[tuple[int, int]]
+) -> None:
+    talk = Conversation(ctx)
+    split = reactive("split", "src", operator="range_splitter", config={"chunk_size": 100})
+    await talk.deploy(dag(source("src"), split, reactive("ingest", "split", storage="parquet")))
+    runtime = InProcessRuntime(DirectDispatch(ctx), "here")
+    for start, end in requests:
+        await talk.trigger(start, end)
+        for task_id in await talk.queued("split"):
+            runtime.submit(task_id)
+            await asyncio.gather(*runtime._running)
+        for task_id in await talk.queued("ingest"):
+            await talk.complete_scope(await talk.lease(task_id))
+    assert await talk.scopes("ingest") == chunks
+    assert {row["status"] for row in await talk.query("SELECT status FROM task")} == {"Completed"}

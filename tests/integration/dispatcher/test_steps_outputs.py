@@ -173,8 +173,22 @@ async def test_a_partition_that_cuts_through_a_current_one_is_refused(talk: Conv
     with pytest.raises(Invalid) as refused:
         await talk.complete(lease, OutputIn(0, start=5, end=14, row_count=0))
     assert refused.value.reason == "PartitionOverlap"
+    assert "blocks 5-14 would cut through the partition 0-9, which is committed" in refused.value.message
+    assert "ask for 0-14" in refused.value.message
     assert await talk.everything() == before
     assert (await talk.fail(lease, retryable=False)).task_status == "Failed"
+
+
+async def test_a_partition_within_a_current_one_is_refused_and_says_that_nothing_is_missing(
+    talk: Conversation,
+) -> None:
+    await talk.complete(await running(talk), OutputIn(0, start=0, end=9, row_count=0))
+    await talk.trigger(2, 4)
+    with pytest.raises(
+        Invalid, match=r"2-4 lie within the partition 0-9.*none of them is missing.*all of 0-9"
+    ):
+        await talk.complete(await talk.lease("work"), OutputIn(0, start=2, end=4, row_count=0))
+    assert await talk.scopes("work") == [(0, 9)]
 
 
 async def test_a_partition_that_covers_current_ones_replaces_them(talk: Conversation) -> None:

@@ -52,6 +52,13 @@ async def test_a_refused_result_is_reported_as_a_failure_that_names_the_refusal(
     assert answer.completion.status == "Failed"
     assert [each.status for each in dispatcher.sent] == ["Completed", "Failed"]
     assert dispatcher.sent[1].error_message == "its result was refused (BadManifest): no such file"
+    assert dispatcher.sent[1].retryable
+
+
+async def test_a_result_that_every_attempt_would_be_refused_is_not_retried() -> None:
+    dispatcher = Dispatcher(Invalid("PartitionOverlap", "blocks 0-10 lie within 0-99"))
+    answer = await report(dispatcher, held_task())
+    assert (answer.completion.status, answer.completion.retryable) == ("Failed", False)
 
 
 @pytest.mark.parametrize("refusal", [Conflict("StaleAttempt", "x"), NotFound("NoSuchTask", "x")])

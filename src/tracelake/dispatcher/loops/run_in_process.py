@@ -147,7 +147,11 @@ class InProcessRuntime:
             case NOOP_SPEC.name:
                 return in_process.announce_scope(task)
             case RANGE_SPLITTER.name:
-                return in_process.split_range(task, self._dispatch.ctx.emissions.max_events)
+                version, cells = task.outputs[0].dataset_version, in_process.cells_cut(task)
+                chunks = await self._dispatch.ctx.db.run(
+                    lambda tx: datasets.announced_within(tx, version, cells), lock=DeployLock.NONE
+                )
+                return in_process.split_range(task, self._dispatch.ctx.emissions.max_events, announced=chunks)
             case RANGE_AGGREGATOR.name:
                 version = task.outputs[0].dataset_version
                 announced = await self._dispatch.ctx.db.run(

@@ -197,8 +197,8 @@ def _check_complete(task: TaskRow, definition: JobDefinition, outputs: Sequence[
 
 async def uncovered(
     tx: Transaction, produced: Sequence[ProducedEvent], versions: dict[UUID, Version]
-) -> set[UUID]:
-    """Tasks whose partitions would cut through current ones instead of covering them."""
+) -> dict[UUID, str]:
+    """Tasks whose partitions would cut through current ones instead of covering them, and why each is refused."""
     stored = [
         StoredPartition(
             versions[event.dataset_version], event.scope.range, event.producer.task_id, 0, 0, None, None, None
@@ -210,16 +210,34 @@ async def uncovered(
         and event.producer.task_id is not None
     ]
     if not stored:
-        return set()
+        return {}
+    refused = dict.fromkeys(_colliding(stored), "partitions of one completion touch the same blocks")
     cut = await datasets.not_covered(tx, stored)
-    return _colliding(stored) | {
-        partition.task_id
-        for partition in stored
-        for version, span in cut
-        if version == partition.version.dataset_version
-        and span.overlaps(partition.range)
-        and not partition.range.covers(span)
-    }
+    for partition in stored:
+        for version, there in cut:
+            span = partition.range
+            if (
+                version == partition.version.dataset_version
+                and there.overlaps(span)
+                and not span.covers(there)
+            ):
+                refused[partition.task_id] = _overlap(span, there)
+    return refused
+
+
+def _overlap(span: BlockRange, there: BlockRange) -> str:
+    """Partitions never overlap, so one that touches another must replace all of it."""
+    if there.covers(span):
+        return (
+            f"blocks {span.partition_key} lie within the partition {there.partition_key}, which is committed: none "
+            f"of them is missing. To make them again, ask for all of {there.partition_key}"
+        )
+    whole = BlockRange(min(span.start, there.start), max(span.end, there.end))
+    return (
+        f"blocks {span.partition_key} would cut through the partition {there.partition_key}, which is committed, "
+        f"and a partition must cover the ones that it touches: ask for {whole.partition_key}, or for what is "
+        "missing"
+    )
 
 
 def _colliding(stored: Sequence[StoredPartition]) -> set[UUID]:

@@ -245,8 +245,12 @@ async def _refuse(
         if entry.task.task_id in changed:
             entry.outcome, entry.produced = Outcome.INPUT_CHANGED, []
     cut = await commit_outputs.uncovered(tx, [e for a in accepted.values() for e in a.produced], versions)
-    overlap = Invalid("PartitionOverlap", "a partition must cover the current ones that it touches")
-    return {index: overlap for index, entry in accepted.items() if entry.task.task_id in cut} | refused
+    overlaps: dict[int, TracelakeError] = {
+        index: Invalid("PartitionOverlap", cut[entry.task.task_id])
+        for index, entry in accepted.items()
+        if entry.task.task_id in cut
+    }
+    return overlaps | refused
 
 
 def _late_update(task: TaskRow) -> bool:

@@ -43,7 +43,7 @@ class RangeAggregatorSettings(Struct, frozen=True, kw_only=True):
 RANGE_SPLITTER = OperatorSpec(
     "range_splitter",
     RangeSplitterSettings,
-    about="A block range down to chunks on a grid: a block is in the same chunk, whichever range is requested.",
+    about="A block range down to chunks on a grid: whole chunks are the same, whichever range is requested.",
     reads="the block range of its first input",
     writes="events: one for each chunk",
     runtimes=(DISPATCHER,),

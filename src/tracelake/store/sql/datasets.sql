@@ -167,6 +167,12 @@ ORDER BY p.range_start, f.position LIMIT $6
 -- Whether a partition of a version is still current.
 SELECT current FROM partition WHERE partition_id = $1 AND dataset_version = $2
 
+-- name: announced_within
+-- Current scopes of a version that begin within any of these ranges.
+SELECT p.range_start, p.range_end FROM unnest($2::bigint[], $3::bigint[]) AS s(first, last)
+JOIN partition p ON p.dataset_version = $1 AND p.current AND p.range_start BETWEEN s.first AND s.last
+ORDER BY p.range_start, p.range_end
+
 -- name: last_announced
 -- The last block of the last current partition of a version.
 SELECT range_end FROM partition WHERE dataset_version = $1 AND current
