@@ -98,7 +98,7 @@ def status(
     print_holds(found.pressure)
     _print_running(found)
     _print_datasets(found)
-    print_failed(found.failed.tasks)
+    print_failed(found.failed.tasks, whole=found.failed.next is None)
     print_dead_letters(found.buffers.buffers)
     print_troubled(found.deliveries.deliveries)
     print_waiting_for_blocks(found.deliveries.deliveries)
@@ -246,7 +246,9 @@ def waiting_lines(now: datetime, queued: Sequence[TaskSummary]) -> list[str]:
             continue
         if (_age(now, task.ready_at) or 0.0) >= _SHORT_WAIT or waiting.reason == "RetryTime":
             found.append(f"{dag}/{job} waits: {cell(waiting.message)}")
-    return found[:_SHOWN]
+    if len(found) > _SHOWN:
+        found[_SHOWN:] = [f"and {len(found) - _SHOWN:,} more jobs wait: tracelake tasks --status queued"]
+    return found
 
 
 def _seconds(value: object) -> str | None:
@@ -275,7 +277,8 @@ def _print_running(found: Overview) -> None:
         indent=2,
     )
     if len(running) > _SHOWN:
-        typer.echo(f"  and {len(running) - _SHOWN} more: tracelake tasks --status running")
+        at_least = "" if found.running.next is None else "at least "
+        typer.echo(f"  and {at_least}{len(running) - _SHOWN:,} more: tracelake tasks --status running")
 
 
 def _print_datasets(found: Overview) -> None:
@@ -340,9 +343,12 @@ def _reorgs(row: ChainStatus) -> str | None:
     return f"{row.reorgs} (deepest {row.deepest_reorg})" if row.reorgs else "0"
 
 
-def print_failed(tasks: Sequence[TaskSummary]) -> None:
+def print_failed(tasks: Sequence[TaskSummary], *, whole: bool = True) -> None:
+    """Print what failed last. A list is newest first by creation, and a source's task is as old as its job.
+    ``whole``: there are no others."""
     if not tasks:
         return
+    last = sorted(tasks, key=lambda each: each.ended_at or each.created_at, reverse=True)
     print_heading("failed")
     print_table(
         ("TASK", "JOB", "SCOPE", "ENDED", "ERROR"),
@@ -354,10 +360,12 @@ def print_failed(tasks: Sequence[TaskSummary]) -> None:
                 each.ended_at,
                 each.error_message,
             )
-            for each in tasks[:_SHOWN]
+            for each in last[:_SHOWN]
         ],
         indent=2,
     )
+    if (more := len(tasks) - _SHOWN) > 0:
+        typer.echo(f"  and {'' if whole else 'at least '}{more:,} more: tracelake tasks --status failed")
     typer.echo("  next: tracelake task show TASK, tracelake explain TASK, tracelake retry TASK")
 
 
@@ -378,4 +386,6 @@ def print_undelivered(failed: Sequence[FailedDelivery]) -> None:
     print_heading("given up deliveries")
     for each in failed[:_SHOWN]:
         typer.echo(f"  {each.outbox_id}  {each.kind} to {each.runtime}: {cell(each.last_error)}")
+    if len(failed) > _SHOWN:
+        typer.echo(f"  and {len(failed) - _SHOWN:,} more: tracelake outbox failed")
     typer.echo("  next: tracelake outbox replay")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -120,6 +121,20 @@ def task(number: int, waited: float = 1.0) -> TaskSummary:
     )
 
 
+def failed(number: int, ended: float) -> TaskSummary:
+    return msgspec.structs.replace(
+        task(number),
+        status="Failed",
+        job=f"job_{number}",
+        ended_at=NOW + timedelta(seconds=ended),
+        waiting_for=None,
+    )
+
+
+FAILED = [*(failed(number, number) for number in range(30, 14, -1)), failed(1, 100.0)]
+"""Newest first by creation; the oldest one, a source's, failed last."""
+
+
 class Stack:
     url = "http://127.0.0.1:1"
 
@@ -135,7 +150,13 @@ class Stack:
         return DagPage([DagSummary("dag", 1, NOW, [job("quiet", None), job("named", "ann")])][:limit], None)
 
     def tasks(self, *, status: str, **_: object) -> TaskPage:
-        return TaskPage([task(2), task(1, 3600.0)] if status == "Queued" else [], None)
+        match status:
+            case "Queued":
+                return TaskPage([task(2), task(1, 3600.0)], None)
+            case "Failed":
+                return TaskPage(FAILED, None)
+            case _:
+                return TaskPage([], None)
 
     def chains(self) -> ChainPage:
         return ChainPage([CHAIN])
@@ -161,6 +182,20 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(status, "connect", lambda *_: cast(Client, Stack()))
     shown = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200"}, catch_exceptions=False)
     return [line.strip() for line in shown.stdout.splitlines()]
+
+
+def test_what_failed_last_is_shown_and_how_many_more_there_are(lines: list[str]) -> None:
+    begin = lines.index("failed") + 2
+    assert [line.split()[1] for line in lines[begin : begin + 10]] == [
+        "dag/job_1",
+        *(f"dag/job_{number}" for number in range(30, 21, -1)),
+    ]
+    assert lines[begin + 10] == "and 7 more: tracelake tasks --status failed"
+
+
+def test_a_list_that_is_cut_says_at_least(capsys: pytest.CaptureFixture[str]) -> None:
+    status.print_failed(FAILED, whole=False)
+    assert "and at least 7 more: tracelake tasks --status failed" in capsys.readouterr().out
 
 
 def test_dead_letters_are_shown_with_the_command_that_shows_more(lines: list[str]) -> None:
