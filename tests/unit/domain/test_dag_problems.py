@@ -219,6 +219,8 @@ def test_one_mistake_is_one_problem(old: str, new: str, line: int, field: str, m
         ("secrets: [1]", "secrets[0]", "must be a string"),
         ("config: [1]", "config", "must be a map"),
         ("max_atempts: 1", "max_atempts", "did you mean max_attempts?"),
+        ("timeout: 5m", "timeout", "did you mean timeout_seconds?"),
+        ("heartbeat: 5m", "heartbeat", "did you mean heartbeat_timeout_seconds?"),
         ("udf: {bundle: b, entrypoint: ''}", "udf.entrypoint", "must be a string of 1"),
         ("udf: {bundle: b}", "udf.entrypoint", "is required"),
     ],

@@ -23,6 +23,8 @@ MAX_COUNT = 1_000_000_000
 MAX_STRINGS = 500
 #: Above this number of names errors have no hint: the search for the nearest one takes time for each name.
 MAX_HINTS_FROM = 200
+#: Fewer letters begin too many names.
+_BEGINNING = 3
 
 
 class Fields:
@@ -183,7 +185,17 @@ def shown(pattern: re.Pattern[str]) -> str:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
+    near = nearest(word, known)
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
+    """The known name that was meant, if one is likely: the shortest that the word begins, such as timeout_seconds
+    for timeout, or the most similar one."""
     if len(known) > MAX_HINTS_FROM:
-        return ""
-    near = get_close_matches(word[:80], sorted(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+        return None
+    begun = [name for name in known if name.startswith(word)] if len(word) >= _BEGINNING else []
+    if begun:
+        return min(begun, key=lambda name: (len(name), name))
+    near = get_close_matches(word[:80], sorted(known), n=1, cutoff=cutoff)
+    return near[0] if near else None
