@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ import typer
 
 from tracelake.cli.failures import ExitCode, problem_lines
 from tracelake.cli.rpc import POOLS_FILE
-from tracelake.cli.show import counted, print_json, print_table
+from tracelake.cli.show import cell, counted, print_json, print_table
 from tracelake.cli.stack import (
     HIGHEST_ID,
     HIGHEST_VERSION,
@@ -33,7 +33,7 @@ from tracelake.domain.errors import BadRequest, Conflict, InvalidDag, TooLarge
 
 if TYPE_CHECKING:
     from tracelake.client import Client
-    from tracelake.contracts.user_api import PlanResponse
+    from tracelake.contracts.user_api import DagWarning, PlanResponse
 
 DAG_FILE = "dag.yaml"
 _STARTERS = "tracelake.cli.starter"
@@ -117,7 +117,8 @@ def deploy(
     """Deploy a DAG file; it becomes active at once.
 
     The same file twice is one version. A file that isn't valid is refused as a whole: every problem is
-    printed as FILE:line:column: field: message, and the exit code is 2. Files that it names, such as
+    printed as FILE:line:column: field: message, and the exit code is 2. A place that is valid and looks like a
+    mistake is printed likewise, as a warning. Files that it names, such as
     ABIs, are read from its folder and become a part of the version.
 
     Examples:
@@ -134,6 +135,7 @@ def deploy(
     if as_json:
         print_json({"created": created, **_plain(deployed)})
         return
+    _warn(file, deployed.warnings)
     jobs = counted(len(deployed.jobs), "job")
     what = "deployed" if created else "this file was deployed before"
     typer.echo(f"{deployed.dag_name} version {deployed.dag_version}: {what}, {jobs} active")
@@ -163,6 +165,7 @@ def plan(
     if as_json:
         print_json(planned)
         return
+    _warn(file, planned.warnings)
     print_plan(planned)
 
 
@@ -202,7 +205,7 @@ def _folder(file: Path) -> Path:
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
     """Report problems of the file with its name, as compilers do."""
-    name = "<stdin>" if str(file) == "-" else str(file)
+    name = _name(file)
     try:
         yield
     except InvalidDag as error:
@@ -214,6 +217,16 @@ def _explained(file: Path) -> Iterator[None]:
     for line in lines:
         typer.echo(line, err=True)
     raise typer.Exit(ExitCode.USAGE)
+
+
+def _warn(file: Path, warnings: Iterable[DagWarning]) -> None:
+    for each in warnings:
+        place = f"{_name(file)}:{each.line}:{each.column}"
+        typer.echo(f"{place}: warning: {each.field}: {cell(each.message)}", err=True)
+
+
+def _name(file: Path) -> str:
+    return "<stdin>" if str(file) == "-" else str(file)
 
 
 def _plain(value: object) -> dict[str, object]:

@@ -42,11 +42,21 @@ class DeployedBuffer(Struct, frozen=True):
     schema_hash: str
 
 
+class DagWarning(Struct, frozen=True):
+    """A place of a DAG file that is valid, and likely to be a mistake."""
+
+    line: int
+    column: int
+    field: str
+    message: str
+
+
 class DeployResponse(Struct, frozen=True):
     dag_name: str
     dag_version: int
     jobs: list[DeployedJob]
     buffers: list[DeployedBuffer] = []
+    warnings: list[DagWarning] = []
 
 
 class PlannedOutput(Struct, frozen=True):
@@ -88,6 +98,7 @@ class PlanResponse(Struct, frozen=True):
     publish: list[PlannedName]
     text: str
     deliver: list[PlannedDelivery] = []
+    warnings: list[DagWarning] = []
 
 
 class DagQuery(Struct, frozen=True, forbid_unknown_fields=True):

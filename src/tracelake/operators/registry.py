@@ -179,7 +179,8 @@ class Registry:
         if name not in self._loaders:
             near = difflib.get_close_matches(name, self.names, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(self.names)}"
-            raise Invalid("UnknownOperator", f"this worker has no operator {name[:200]!r}{hint}")
+            own = "one of your own comes with tracelake worker --operators FILE"
+            raise Invalid("UnknownOperator", f"this worker has no operator {name[:200]!r}{hint}; {own}")
         source, loader = self._loaders[name]
         try:
             function = loader()

@@ -46,6 +46,17 @@ async def deployed(api: Surfaces) -> dict:
     return answer.json()
 
 
+async def test_a_misspelt_operator_is_a_warning_of_plan_and_deploy_with_its_place(api: Surfaces) -> None:
+    assert (await deployed(api))["warnings"] == []
+    text = CHAIN.replace("operator: noop", "operator: nooop", 1)
+    for path in ("/v1/dags/plan", "/v1/dags"):
+        answer = await api.person.post(path, content=text)
+        assert answer.status_code in (200, 201), answer.text
+        [warning] = answer.json()["warnings"]
+        assert (warning["line"], warning["field"]) == (8, "jobs[1].operator")
+        assert "did you mean noop?" in warning["message"]
+
+
 async def triggered(api: Surfaces, start: int = 0, end: int = 99) -> str:
     answer = await api.person.post("/v1/sources/chain/src/trigger", json={"start": start, "end": end})
     assert answer.status_code == 202, answer.text

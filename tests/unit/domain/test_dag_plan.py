@@ -104,6 +104,24 @@ def test_the_first_deploy_adds_everything_upstream_first() -> None:
     ]
 
 
+OWN = "{name: use, activation: reactive, operator: own"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("nooop", "noop"), ("evm_ingst", "evm_ingest")])
+def test_an_operator_whose_name_is_close_to_a_built_in_one_is_a_warning(name: str, meant: str) -> None:
+    text = edited((OWN, OWN.replace("own", name)))
+    [warning] = plan_deploy(spec(text), ACTIVE, locator(text)).warnings
+    assert (warning.line, warning.field) == (11, "jobs[2].operator")
+    assert f"{name} is no built-in operator; did you mean {meant}?" in warning.message
+    assert "tracelake worker --runtime ecs_python --operators FILE" in warning.message
+
+
+@pytest.mark.parametrize("name", ["own", "sql", "decode", "ingest", "my_company.noop"])
+def test_an_operator_of_another_name_is_somebodys_own(name: str) -> None:
+    text = edited((OWN, OWN.replace("own", name)))
+    assert plan(text).warnings == ()
+
+
 def test_the_same_yaml_changes_nothing() -> None:
     found = plan(BASE)
     assert found.changes_nothing

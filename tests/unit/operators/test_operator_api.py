@@ -131,6 +131,7 @@ def test_an_unknown_operator_is_refused_with_the_names_that_are_near() -> None:
     with pytest.raises(Invalid, match="no operator 'sql_transfrom'; did you mean sql_transform") as refused:
         registry.get("sql_transfrom")
     assert refused.value.reason == "UnknownOperator"
+    assert "tracelake worker --operators FILE" in refused.value.message
     with pytest.raises(Invalid, match=r"it has .*noop, "):
         registry.get("quite_different")
 

@@ -15,6 +15,7 @@ from tracelake.contracts.user_api import (
     DagVersionDetail,
     DagVersionPage,
     DagVersionQuery,
+    DagWarning,
     DeployedJob,
     DeployedOutput,
     DeployResponse,
@@ -91,7 +92,7 @@ def _deployed(done: Deployed) -> DeployResponse:
         )
         for name, outputs in done.jobs.items()
     ]
-    return DeployResponse(done.dag_name, done.dag_version, jobs, done.buffers)
+    return DeployResponse(done.dag_name, done.dag_version, jobs, done.buffers, _warnings(done.plan))
 
 
 def _planned(found: DeployPlan) -> PlanResponse:
@@ -102,7 +103,12 @@ def _planned(found: DeployPlan) -> PlanResponse:
         msgspec.convert(msgspec.to_builtins(found.publish), list[PlannedName]),
         render(found),
         msgspec.convert(msgspec.to_builtins(found.deliver), list[PlannedDelivery]),
+        _warnings(found),
     )
+
+
+def _warnings(found: DeployPlan) -> list[DagWarning]:
+    return [DagWarning(each.line, each.column, each.field, each.message) for each in found.warnings]
 
 
 DAG_ROUTES = (deploy, plan, list_dags)

@@ -185,17 +185,9 @@ def shown(pattern: re.Pattern[str]) -> str:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    near = nearest(word, known)
-    return "" if near is None else f"; did you mean {near}?"
-
-
-def nearest(word: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
-    """The known name that was meant, if one is likely: the shortest that the word begins, such as timeout_seconds
-    for timeout, or the most similar one."""
     if len(known) > MAX_HINTS_FROM:
-        return None
+        return ""
+    # What is only begun, such as timeout for timeout_seconds, may be more similar to another name.
     begun = [name for name in known if name.startswith(word)] if len(word) >= _BEGINNING else []
-    if begun:
-        return min(begun, key=lambda name: (len(name), name))
-    near = get_close_matches(word[:80], sorted(known), n=1, cutoff=cutoff)
-    return near[0] if near else None
+    near = begun or get_close_matches(word[:80], sorted(known), n=1)
+    return f"; did you mean {min(near, key=lambda name: (len(name), name))}?" if near else ""

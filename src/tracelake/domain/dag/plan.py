@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 from enum import StrEnum
 from itertools import zip_longest
 from types import MappingProxyType
@@ -38,7 +39,9 @@ from tracelake.domain.dag.model import (
     PublishedOutput,
     Storage,
 )
-from tracelake.domain.dag.problems import START, Mark, Path
+from tracelake.domain.dag.problems import START, Mark, Path, format_path
+from tracelake.domain.errors import DagProblem
+from tracelake.domain.operators.catalog import CATALOG
 
 MAX_SHOWN = 80
 _PRODUCT_FIELDS = (
@@ -53,6 +56,8 @@ _PRODUCT_FIELDS = (
     "secrets",
 )
 _ABSENT = object()
+#: The similarity from which the name of an operator is taken for a misspelling of another.
+_MISSPELT = 0.8
 
 
 class ChangeKind(StrEnum):
@@ -124,12 +129,14 @@ class DeliveryChange(msgspec.Struct, frozen=True):
 
 
 class DeployPlan(msgspec.Struct, frozen=True):
-    """Jobs upstream first, removed ones last; jobs of other DAGs only if the deploy changes them."""
+    """Jobs upstream first, removed ones last; jobs of other DAGs only if the deploy changes them. ``warnings`` are
+    places of the file that are valid and likely to be mistakes."""
 
     dag: str
     jobs: tuple[JobChange, ...]
     publish: tuple[PublishChange, ...]
     deliver: tuple[DeliveryChange, ...] = ()
+    warnings: tuple[DagProblem, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -160,7 +167,20 @@ def plan_deploy(
     # What the database still has wins over the active spec: an unpublished dataset keeps its rows.
     kept = {**_buffered(active.get(new.name)), **kept}
     check_world(new, before, after, locate, kept)
-    return _Planner(new.name, before, after, kept).plan()
+    plan = _Planner(new.name, before, after, kept).plan()
+    return msgspec.structs.replace(plan, warnings=tuple(_misspelt_operators(new, locate)))
+
+
+def _misspelt_operators(new: DagSpec, locate: Callable[[Path], Mark]) -> Iterator[DagProblem]:
+    """A worker may bring operators of any name, so an unknown one is no mistake by itself."""
+    for index, job in enumerate(new.jobs):
+        if job.operator in CATALOG or job.udf is not None:
+            continue
+        for meant in get_close_matches(job.operator[:80], sorted(CATALOG), n=1, cutoff=_MISSPELT):
+            path = ("jobs", index, "operator")
+            why = f"{job.operator} is no built-in operator; did you mean {meant}?"
+            own = f"One of your own comes with tracelake worker --runtime {job.runtime} --operators FILE"
+            yield DagProblem(*locate(path), format_path(path), f"{why} {own}")
 
 
 def _buffered(spec: DagSpec | None) -> dict[str, BufferSchema]:
