@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from tracelake.cli.jobs import JobArgument, job_name
-from tracelake.cli.show import cell, counted, print_fields, print_json, print_table
+from tracelake.cli.show import cell, counted, print_fields, print_heading, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 
 if TYPE_CHECKING:
-    from tracelake.contracts.sources import SourceSummary
+    from tracelake.contracts.sources import SourcePage, SourceSummary
 
 sources_app = typer.Typer(help="Sources: schedules, webhooks, what they have accepted.", no_args_is_help=True)
 
@@ -31,9 +31,9 @@ def list_sources(
     """
     with connect(url, token, home) as client:
         page = client.sources()
-    upcoming = {(each.dag_name, each.job): _next(each, page.now, 1) for each in page.sources}
+    listed = [Listed(each, *_upcoming(each, page.now)) for each in page.sources]
     if as_json:
-        print_json({"now": page.now, "sources": [_with_next(each, upcoming) for each in page.sources]})
+        print_json({"now": page.now, "sources": [_with_next(each) for each in listed]})
         return
     if not page.sources:
         typer.echo("no sources")
@@ -47,20 +47,52 @@ def list_sources(
                 each.operator if each.runs_code or each.kind == "always_on" else "-",
                 _activated_by(each),
                 _last(each),
-                next(iter(upcoming[each.dag_name, each.job]), None),
+                upcoming,
                 each.waiting or None,
-                _state(each, page.now),
+                problem or _state(each, page.now),
             )
-            for each in page.sources
+            for each, upcoming, problem in listed
         ],
     )
 
 
-def _with_next(source: SourceSummary, upcoming: dict[tuple[str, str], list[datetime]]) -> dict[str, Any]:
+class Listed(NamedTuple):
+    """``problem``: why this machine can't evaluate its schedule; a scheduler probably can't either."""
+
+    source: SourceSummary
+    next: datetime | None
+    problem: str | None
+
+
+def _with_next(listed: Listed) -> dict[str, Any]:
     import msgspec
 
-    fields: dict[str, Any] = msgspec.to_builtins(source)
-    return {**fields, "next": next(iter(upcoming[source.dag_name, source.job]), None)}
+    fields: dict[str, Any] = msgspec.to_builtins(listed.source)
+    return {**fields, "next": listed.next, "problem": listed.problem}
+
+
+def _upcoming(source: SourceSummary, now: datetime) -> tuple[datetime | None, str | None]:
+    """Its next tick, or what is wrong with its schedule: one that can't be used doesn't keep others from a list."""
+    try:
+        return next(iter(_next(source, now, 1)), None), None
+    except Exception as error:
+        return None, f"makes no ticks: {error}"
+
+
+def without_ticks(page: SourcePage) -> dict[str, str]:
+    """Cron sources whose schedules can't be used, each with why."""
+    problems = {f"{each.dag_name}/{each.job}": _upcoming(each, page.now)[1] for each in page.sources}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def print_without_ticks(page: SourcePage) -> None:
+    found = without_ticks(page)
+    if not found:
+        return
+    print_heading("sources without ticks")
+    for name, problem in found.items():
+        typer.echo(f"  {name} {cell(problem)}")
+    typer.echo("  next: correct the schedule, and tracelake deploy FILE")
 
 
 def _activated_by(source: SourceSummary) -> str | None:

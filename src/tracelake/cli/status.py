@@ -17,6 +17,7 @@ import typer
 
 from tracelake.cli.deliveries import print_troubled, print_waiting_for_blocks
 from tracelake.cli.show import cell, counted, pairs, print_heading, print_json, print_table, scope
+from tracelake.cli.sources import print_without_ticks, without_ticks
 from tracelake.cli.stack import DEFAULT_HOME, HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.stack_connection import DEV_FILE, read_handle
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tracelake.contracts.buffers import BufferPage, BufferSummary
     from tracelake.contracts.deliveries import DeliveryPage
     from tracelake.contracts.pressure import PressureReport
+    from tracelake.contracts.sources import SourcePage
     from tracelake.contracts.user_api import (
         ChainStatus,
         DagPage,
@@ -67,6 +69,7 @@ class Overview:
     undelivered: FailedDeliveries
     metrics: Mapping[str, str]
     pressure: PressureReport
+    sources: SourcePage
 
 
 def status(
@@ -75,9 +78,9 @@ def status(
     """Show on one screen how the stack is doing, and what needs attention.
 
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
-    paused them; jobs that are held by the pressure of others; running and failed tasks; the datasets' cursors; dead
-    letters of buffered datasets; deliveries in trouble, and those that wait for a block to be final; outbox entries
-    that were given up; where the parts of a stack on this machine serve their metrics.
+    paused them; jobs that are held by the pressure of others; sources whose schedules can't be used; running and
+    failed tasks; the datasets' cursors; dead letters of buffered datasets; deliveries in trouble, and those that
+    wait for a block to be final; outbox entries that were given up; where the parts of a stack on this machine serve their metrics.
 
     Examples:
 
@@ -96,6 +99,7 @@ def status(
     print_chains(found.chains)
     _print_jobs(found)
     print_holds(found.pressure)
+    print_without_ticks(found.sources)
     _print_running(found)
     _print_datasets(found)
     print_failed(found.failed.tasks, whole=found.failed.next is None)
@@ -129,6 +133,7 @@ def _look(client: Client, now: datetime, metrics: Mapping[str, str]) -> Overview
         undelivered=client.failed_deliveries(limit=_COUNTED),
         metrics=metrics,
         pressure=client.pressure(),
+        sources=client.sources(),
     )
 
 
@@ -186,6 +191,7 @@ def _lists(found: Overview) -> dict[str, object]:
         "undelivered": found.undelivered.failed,
         "metrics": found.metrics,
         "pressure": found.pressure,
+        "sources_without_ticks": without_ticks(found.sources),
         "complete": all(page.next is None for page in (found.queued, found.running, found.failed)),
     }
 

@@ -1,7 +1,8 @@
 """Schedules of cron sources: five fields in a time zone, and which of their ticks are due.
 
 A tick is a time at which a schedule fires, in epoch seconds. ``due_ticks`` decides from a schedule, the last tick
-and the time which ticks are due; it is pure, so the scheduler process, a Lambda and a test decide alike.
+and the time which ticks are due; it is pure, so the scheduler process, a Lambda and a test decide alike. No call
+looks further than ``_NEVER``, whatever the schedule is: what doesn't come until then never comes.
 
 Around a change of clocks ticks fall as Debian's cron has them. A schedule whose minute or hour begins with ``*``
 follows the clock on the wall: not at all in an hour that is skipped, twice in one that is repeated. Any other one
@@ -62,8 +63,9 @@ class CronSchedule:
         minute, hour = self.text.split()[:2]
         return minute.startswith("*") or hour.startswith("*")
 
-    def after(self, moment: datetime) -> Iterator[datetime]:
-        """All times at which it fires after ``moment``, in UTC and in order."""
+    def after(self, moment: datetime, until: datetime | None = None) -> Iterator[datetime]:
+        """The times at which it fires after ``moment``, up to ``until``, in UTC and in order. Without it they
+        end when nothing comes for ``_NEVER``: all of its times may be skipped ones."""
         latest = moment.astimezone(UTC)
         # Times that a repeated hour brings again come after later times of the wall clock.
         waiting: list[datetime] = []
@@ -72,9 +74,13 @@ class CronSchedule:
             begins = first.astimezone(UTC)
             while waiting and waiting[0] <= begins:
                 again = heappop(waiting)
+                if until is not None and again > until:
+                    return
                 if again > latest:
                     latest = again
                     yield again
+            if begins > (latest + _NEVER if until is None else until + _NEAR):
+                return
             for found in self._moments(first, begins):
                 heappush(waiting, found)
 
@@ -110,8 +116,14 @@ class CronSchedule:
 
 
 def parse_schedule(text: str, zone: str) -> CronSchedule:
-    """Raises ``Invalid`` for a schedule that isn't one, or never fires, and for an unknown zone."""
-    return CronSchedule(_checked(text), parse_zone(zone))
+    """Raises ``Invalid`` for a schedule that isn't one, or never fires there, and for an unknown zone."""
+    schedule = CronSchedule(_checked(text), parse_zone(zone))
+    if not _fires(schedule):
+        raise Invalid(
+            "NeverFires",
+            f"{schedule.text!r} never fires in {zone}: all of its times are in hours that are skipped there",
+        )
+    return schedule
 
 
 def parse_zone(name: str) -> ZoneInfo:
@@ -126,9 +138,10 @@ def zone_names() -> frozenset[str]:
     return _zones()
 
 
-def check_schedule(text: str) -> None:
-    """Raises ``Invalid`` unless this is a schedule that fires."""
-    _checked(text)
+@lru_cache(maxsize=1024)
+def _fires(schedule: CronSchedule) -> bool:
+    """Whether any of its times is ever shown by a clock of its zone. A scheduler asks in each round."""
+    return next_tick(schedule, _REFERENCE) is not None
 
 
 @lru_cache(maxsize=1)
@@ -206,11 +219,7 @@ def _latest(schedule: CronSchedule, after: datetime, now: datetime, most: int) -
     window = _FIRST_WINDOW
     while True:
         begin = max(after, now - window)
-        found = []
-        for tick in schedule.after(begin):
-            if tick > now:
-                break
-            found.append(tick)
+        found = list(schedule.after(begin, now))
         if len(found) > most or begin <= after:
             return _Found(found[-most:], max(0, len(found) - most))
         window *= 4

@@ -15,8 +15,7 @@ from typing import Protocol
 import structlog
 
 from tracelake.contracts.sources import MAX_TICKS, ScheduledSource, SchedulesResponse, TickIn, TickOut
-from tracelake.domain.errors import Invalid
-from tracelake.domain.schedule import CronSchedule, due_ticks, next_tick, parse_schedule
+from tracelake.domain.schedule import due_ticks, next_tick, parse_schedule
 
 _log = structlog.get_logger(__name__)
 
@@ -54,24 +53,20 @@ def due_of(sources: Sequence[ScheduledSource], now: datetime) -> DueRound:
     skipped = 0
     upcoming: list[datetime] = []
     for source in sources:
-        schedule = _schedule(source)
-        if schedule is None:
+        # This machine may have another list of zones than the one that accepted the schedule. Whatever is wrong
+        # with one source, the others have their ticks.
+        try:
+            schedule = parse_schedule(source.schedule, source.timezone)
+            due = due_ticks(schedule, source.after, now, source.catch_up)
+            following = next_tick(schedule, max(now, source.after))
+        except Exception as error:
+            _log.error("schedule_unusable", job=f"{source.dag_name}/{source.job}", error=str(error))
             continue
-        due = due_ticks(schedule, source.after, now, source.catch_up)
         ticks += [TickIn(source.dag_name, source.job, tick) for tick in due.ticks]
         skipped += due.skipped
-        if (following := next_tick(schedule, max(now, source.after))) is not None:
+        if following is not None:
             upcoming.append(following)
     return DueRound(ticks, skipped, min(upcoming, default=None))
-
-
-def _schedule(source: ScheduledSource) -> CronSchedule | None:
-    """None for one that this machine can't read: its zone may be newer than its list of zones."""
-    try:
-        return parse_schedule(source.schedule, source.timezone)
-    except Invalid as error:
-        _log.error("schedule_unusable", job=f"{source.dag_name}/{source.job}", error=error.message)
-        return None
 
 
 async def run_round(client: TickClient, scheduler_id: str) -> RoundResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
@@ -10,12 +11,13 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from tracelake.cli import status
+from tracelake.cli import sources, status
 from tracelake.cli.main import app
 from tracelake.client import Client
 from tracelake.contracts.buffers import BufferPage, BufferSummary
 from tracelake.contracts.deliveries import DeliveryPage
 from tracelake.contracts.pressure import HeldJob, KeptWork, PressureReport
+from tracelake.contracts.sources import SourcePage, SourceSummary
 from tracelake.contracts.user_api import (
     ChainPage,
     ChainStatus,
@@ -135,6 +137,21 @@ FAILED = [*(failed(number, number) for number in range(30, 14, -1)), failed(1, 1
 """Newest first by creation; the oldest one, a source's, failed last."""
 
 
+def cron(job: str, schedule: str) -> SourceSummary:
+    return SourceSummary(
+        dag_name="dag",
+        job=job,
+        kind="cron",
+        runs_code=False,
+        operator="noop",
+        runtime="dispatcher",
+        paused=False,
+        schedule=schedule,
+        timezone="America/New_York",
+        catch_up="latest",
+    )
+
+
 class Stack:
     url = "http://127.0.0.1:1"
 
@@ -175,6 +192,9 @@ class Stack:
 
     def pressure(self) -> PressureReport:
         return PressureReport([], [HOLD], backlogs=[KEPT])
+
+    def sources(self) -> SourcePage:
+        return SourcePage(NOW, [cron("nightly", "0 3 * * *"), cron("never", "* 2 * 3 SUN#2")], None)
 
 
 @pytest.fixture
@@ -229,3 +249,26 @@ def test_holds_are_told_in_the_words_of_the_report(lines: list[str]) -> None:
 def test_what_has_waited_for_a_while_says_for_what(lines: list[str]) -> None:
     assert "dag/late waits: no worker of runtime ecs_python has claimed it" in lines
     assert not any(line.startswith("dag/fresh waits") for line in lines)
+
+
+NEVER = "makes no ticks: '* 2 * 3 SUN#2' never fires in America/New_York"
+
+
+def test_a_schedule_that_can_not_be_used_is_told(lines: list[str]) -> None:
+    [line] = [line for line in lines if NEVER in line]
+    assert line.startswith("dag/never ")
+    assert lines[lines.index("sources without ticks") + 1] == line
+
+
+def test_a_schedule_that_can_not_be_used_keeps_no_other_source_from_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "connect", lambda *_: cast(Client, Stack()))
+    shown = CliRunner().invoke(app, ["sources", "list"], catch_exceptions=False).stdout.splitlines()
+    assert "2026-11-02T08:00:00" in shown[1].replace(" ", "T")
+    assert NEVER in shown[2]
+    found = CliRunner().invoke(app, ["sources", "list", "--json"], catch_exceptions=False).stdout
+    nightly, never = json.loads(found)["sources"]
+    assert (nightly["next"], nightly["problem"]) == ("2026-11-02T08:00:00Z", None)
+    assert never["next"] is None
+    assert NEVER in never["problem"]

@@ -98,6 +98,13 @@ def test_the_base_is_right() -> None:
         ("{kind: manual}", "{kind: cron, schedule: 0 0 30 2 *}", 6, "jobs[0].source.schedule", "never fires"),
         (
             "{kind: manual}",
+            "{kind: cron, schedule: '* 2 * 3 SUN#2', timezone: America/New_York}",
+            6,
+            "jobs[0].source.schedule",
+            "never fires in America/New_York",
+        ),
+        (
+            "{kind: manual}",
             "{kind: cron, schedule: 0 0 * * * *}",
             6,
             "jobs[0].source.schedule",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import takewhile
 from zoneinfo import ZoneInfo
@@ -17,7 +18,6 @@ from tracelake.domain.schedule import (
     MAX_CATCH_UP,
     CronSchedule,
     DueTicks,
-    check_schedule,
     due_ticks,
     next_tick,
     next_ticks,
@@ -53,7 +53,7 @@ MINUTE = timedelta(minutes=1)
 )
 def test_what_is_no_schedule_is_refused_with_the_field_that_is_wrong(text: str, why: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check_schedule(text)
+        parse_schedule(text, "UTC")
     assert why in refused.value.message
 
 
@@ -68,6 +68,48 @@ def test_what_is_no_time_zone_is_refused(zone: str) -> None:
 def test_a_day_that_comes_once_in_four_years_fires() -> None:
     leap = parse_schedule("0 0 29 2 *", "UTC")
     assert next_tick(leap, datetime(2025, 1, 1, tzinfo=UTC)) == datetime(2028, 2, 29, tzinfo=UTC)
+
+
+SKIPPED_ONLY = [
+    ("* 2 * 3 SUN#2", "America/New_York"),
+    ("*/10 2 * 3 0L", "Europe/Berlin"),
+    ("* 0 * 3 0L", "Asia/Beirut"),
+]
+
+
+@pytest.mark.parametrize(("text", "zone"), SKIPPED_ONLY)
+def test_a_schedule_whose_times_are_all_skipped_by_its_zones_clocks_never_fires(text: str, zone: str) -> None:
+    with pytest.raises(Invalid, match=f"never fires in {zone}") as refused:
+        parse_schedule(text, zone)
+    assert refused.value.reason == "NeverFires"
+    assert next_tick(parse_schedule(text, "UTC"), datetime(2025, 1, 1, tzinfo=UTC)) is not None
+    # Without stars it runs at the end of the hour.
+    fixed = " ".join(["0", *text.split()[1:]])
+    assert next_tick(parse_schedule(fixed, zone), datetime(2025, 1, 1, tzinfo=UTC)) is not None
+
+
+@pytest.mark.parametrize(("text", "zone"), SKIPPED_ONLY)
+def test_what_never_fires_is_looked_for_in_a_bounded_time(text: str, zone: str) -> None:
+    """As of a machine whose list of zones is older than the one that a schedule was accepted by."""
+    never = CronSchedule(text, ZoneInfo(zone))
+    year = timedelta(days=366)
+    walked = []
+    moments = CronSchedule._moments
+
+    def counted(schedule: CronSchedule, first: datetime, begins: datetime) -> Iterator[datetime]:
+        walked.append(begins)
+        return moments(schedule, first, begins)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CronSchedule, "_moments", counted)
+        assert next_tick(never, NOW) is None
+        assert next_ticks(never, NOW, 5) == []
+        assert walked
+        assert max(walked) < NOW + 60 * year
+        walked.clear()
+        for catch_up in CatchUp:
+            assert due_ticks(never, NOW - 10 * year, NOW, catch_up) == ([], 0)
+        assert not [begins for begins in walked if begins > NOW + 2 * timedelta(days=1)]
 
 
 def times(text: str, zone: str, day: date) -> list[str]:

@@ -41,7 +41,7 @@ from tracelake.domain.dag.problems import Map, Path, Seq, plain
 from tracelake.domain.errors import Invalid
 from tracelake.domain.operators.catalog import NOOP, UDF, complete_config, default_output_count
 from tracelake.domain.runtimes import DISPATCHER
-from tracelake.domain.schedule import check_schedule, parse_zone, zone_names
+from tracelake.domain.schedule import parse_schedule, parse_zone, zone_names
 from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
 
@@ -209,18 +209,20 @@ def _read_source(fields: Fields, activation: Activation) -> tuple[SourceKind | N
 
 def _read_cron(source: Fields) -> CronSettings:
     schedule = source.string("schedule") or ""
-    # Its problem, if it has none yet: fields keep the first one.
-    if schedule:
-        try:
-            check_schedule(schedule)
-        except Invalid as refused:
-            source.wrong("schedule", refused.message)
     zone = source.string("timezone", required=False) or "UTC"
+    known = True
     try:
         parse_zone(zone)
     except Invalid as refused:
+        known = False
         near = [name for name in zone_names() if name[:1].lower() == zone[:1].lower()]
         source.wrong("timezone", f"{refused.message}{did_you_mean(zone, near)}")
+    # Its problem, if it has none yet: fields keep the first one. Whether it fires may depend on the zone.
+    if schedule:
+        try:
+            parse_schedule(schedule, zone if known else "UTC")
+        except Invalid as refused:
+            source.wrong("schedule", refused.message)
     return CronSettings(
         " ".join(schedule.split()), zone, source.choice("catch_up", CatchUp) or CatchUp.LATEST
     )
