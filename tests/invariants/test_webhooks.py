@@ -407,6 +407,59 @@ async def test_a_secret_is_shown_once_and_rotated_with_an_overlap(
     assert all(secret not in row["subject"] for row in audit for secret in (old, new))
 
 
+async def accepted_secrets(ports: Surfaces, *secrets: str, at: float | None = None) -> list[bool]:
+    answers = [
+        await call(ports, b"{}", signed(secret, b"{}", f"msg_{i}", at)) for i, secret in enumerate(secrets)
+    ]
+    return [answer.status_code != 401 for answer in answers]
+
+
+async def test_a_rotation_without_overlap_ends_every_earlier_secret(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    leaked = await deployed(talk)
+    second = await secret_of(talk, rotate=True, overlap=24 * 3600)
+    assert await accepted_secrets(ports, leaked, second) == [True, True]
+    third = await secret_of(talk, rotate=True, overlap=0)
+    assert await accepted_secrets(ports, leaked, second, third) == [False, False, True]
+
+
+async def test_a_rotation_shortens_what_earlier_ones_promised_and_extends_nothing(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    first = await deployed(talk)
+    second = await secret_of(talk, rotate=True, overlap=60)
+    third = await secret_of(talk, rotate=True, overlap=3600)
+    await talk.pass_time(61)
+    later = time.time() + 61
+    assert await accepted_secrets(ports, first, second, third, at=later) == [False, True, True]
+    fourth = await secret_of(talk, rotate=True, overlap=10)
+    await talk.pass_time(11)
+    assert await accepted_secrets(ports, second, third, fourth, at=later + 11) == [False, False, True]
+
+
+async def test_a_rotation_that_would_end_a_secret_before_its_time_is_refused(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    live = [await deployed(talk)]
+    live += [await secret_of(talk, rotate=True) for _ in range(2)]
+    with pytest.raises(Conflict, match="wait until .* or end all of them with an overlap of 0") as refused:
+        await secret_of(talk, rotate=True)
+    assert refused.value.reason == "TooManySecrets"
+    assert await accepted_secrets(ports, *live) == [True] * 3
+    last = await secret_of(talk, rotate=True, overlap=0)
+    assert await accepted_secrets(ports, *live, last) == [False] * 3 + [True]
+
+
+async def test_a_webhook_that_leaves_its_dag_comes_back_with_another_secret(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    old = await deployed(talk)
+    await talk.deploy(dag(source("src"), reactive("work", "src", strategy="PerUpdate")))
+    new = await deployed(talk)
+    assert await accepted_secrets(ports, old, new) == [False, True]
+
+
 async def test_githubs_calls(talk: Conversation, ports: Surfaces) -> None:
     secret = await deployed(talk, "github")
 

@@ -208,11 +208,15 @@ def run(
 def secret(
     job: JobArgument,
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Make a new one; the one before is accepted a while longer.")
+        bool, typer.Option("--rotate", help="Make a new one; those before it are accepted a while longer.")
     ] = False,
     overlap_seconds: Annotated[
         int,
-        typer.Option(min=0, max=30 * 24 * 3600, help="With --rotate: how long the one before is accepted."),
+        typer.Option(
+            min=0,
+            max=30 * 24 * 3600,
+            help="With --rotate: how long those before it are accepted at most; 0 ends all of them at once.",
+        ),
     ] = 24 * 3600,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -221,11 +225,16 @@ def secret(
 ) -> None:
     """Show the secret of a webhook, once: its callers sign with it. It can't be shown again, only rotated.
 
+    A rotation keeps no earlier secret for longer than it had: after a leak, --overlap-seconds 0 ends all of them. A
+    webhook has three secrets at most; a rotation that would need a fourth is refused.
+
     Examples:
 
         tracelake sources secret payments/calls
 
         tracelake sources secret payments/calls --rotate --overlap-seconds 3600
+
+        tracelake sources secret payments/calls --rotate --overlap-seconds 0
     """
     dag, name = job_name(job)
     with connect(url, token, home) as client:

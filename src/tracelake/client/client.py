@@ -365,8 +365,8 @@ class Client:
     def webhook_secret(
         self, dag: str, job: str, *, rotate: bool = False, overlap_seconds: int = DEFAULT_OVERLAP_SECONDS
     ) -> WebhookSecret:
-        """A webhook's secret, which is shown once; with ``rotate`` a new one, beside which the one before is
-        accepted for ``overlap_seconds``."""
+        """A webhook's secret, which is shown once; with ``rotate`` a new one, beside which those before are
+        accepted for ``overlap_seconds`` more at most, and with 0 not at all."""
         body = {"rotate": rotate, "overlap_seconds": overlap_seconds}
         return self._post(f"/v1/sources/{quote(dag, '')}/{quote(job, '')}/secret", WebhookSecret, body)
 

@@ -142,7 +142,8 @@ class DeliveryAccepted(Struct, frozen=True):
 
 
 class SecretRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``rotate``: make a new one; the one before is accepted for ``overlap_seconds`` more."""
+    """``rotate``: make a new one; those before it are accepted for ``overlap_seconds`` more at most, with 0 not at
+    all."""
 
     rotate: bool = False
     overlap_seconds: Annotated[int, Meta(ge=0, le=30 * 24 * 3600)] = DEFAULT_OVERLAP_SECONDS

@@ -39,10 +39,10 @@ HEADERS = (
     *(WEBHOOK_ID, WEBHOOK_TIMESTAMP, WEBHOOK_SIGNATURE, GITHUB_SIGNATURE, GITHUB_DELIVERY),
     *(AUTHORIZATION, IDEMPOTENCY_KEY, "content-type"),
 )
-_KEYS = 3
-"""A call is judged by this number of keys, whether a source has them or not."""
+MAX_SECRETS = 3
+"""The most that a source has at a time. A call is judged by this number of keys, whether it has them or not."""
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
-_NOBODYS = tuple(encode_secret(secrets.token_bytes(32)) for _ in range(_KEYS))
+_NOBODYS = tuple(encode_secret(secrets.token_bytes(32)) for _ in range(MAX_SECRETS))
 
 
 def new_secret() -> str:
@@ -63,7 +63,7 @@ def judge_call(
     """Raises ``Unauthenticated`` for a call whose sender doesn't know the secret, ``BadRequest`` for an authentic
     one that is too old or names no delivery."""
     # Padded, so that a source with one secret, with several and one that doesn't exist cost the same.
-    keys = (*keys, *_NOBODYS)[:_KEYS]
+    keys = (*keys, *_NOBODYS)[:MAX_SECRETS]
     match signature:
         case Signature.STANDARD:
             return _standard(headers, body, keys, now)

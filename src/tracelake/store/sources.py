@@ -305,6 +305,12 @@ async def show_secret(tx: Transaction, dag: str, job: str) -> str | None:
     return row["secret"] if row else None
 
 
-async def expire_secret(tx: Transaction, dag: str, job: str, overlap_seconds: int) -> datetime | None:
-    row = await tx.fetchrow(SQL.expire_secret, dag, job, float(overlap_seconds))
-    return row["expires_at"] if row else None
+async def expire_secrets(tx: Transaction, dag: str, job: str, overlap_seconds: int) -> list[datetime]:
+    """Until when each one that is left is accepted; the latest of them is the one before the rotation."""
+    rows = await tx.fetch(SQL.expire_secrets, dag, job, float(overlap_seconds))
+    return sorted(row["expires_at"] for row in rows)
+
+
+async def forget_secrets(tx: Transaction, dag: str, webhooks: Iterable[str]) -> None:
+    """Those of all other sources of the DAG."""
+    await tx.execute(SQL.forget_secrets, dag, list(webhooks))

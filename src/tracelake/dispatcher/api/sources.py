@@ -205,7 +205,7 @@ async def _delivered(request: ApiRequest, dag: str, job: str) -> Response:
     ),
 )
 async def secret(request: ApiRequest) -> Response:
-    """The secret of a webhook, once; with `rotate` a new one, beside which the one before holds for a while."""
+    """The secret of a webhook, once; with `rotate` a new one, beside which those before hold for a while."""
     dag, job = request.path_text("dag"), request.path_text("job")
     asked = decode_body(SECRET, await request.read() or b"{}")
     return json_response(await show_secret(request.services.ctx, dag, job, asked, request.user.name))

@@ -39,7 +39,7 @@ from tracelake.dispatcher.steps.source_requests import (
 )
 from tracelake.domain.dag.model import Signature, SourceKind, WebhookSettings
 from tracelake.domain.errors import Conflict, Forbidden, NotFound, RateLimited, TracelakeError, Unavailable
-from tracelake.domain.webhooks import judge_call, new_secret
+from tracelake.domain.webhooks import MAX_SECRETS, judge_call, new_secret
 from tracelake.objects.base import ObjectLocation, delivery_location
 from tracelake.store import dags, jobs, sources
 from tracelake.store.db import DeployLock, Transaction
@@ -242,7 +242,15 @@ async def show_secret(
         assert hook is not None
         until = None
         if request.rotate:
-            until = await sources.expire_secret(tx, dag, job, request.overlap_seconds)
+            before = await sources.expire_secrets(tx, dag, job, request.overlap_seconds)
+            if len(before) >= MAX_SECRETS:
+                raise Conflict(
+                    "TooManySecrets",
+                    f"{dag}/{job} has {len(before)} secrets that callers may still use, the most beside a new one "
+                    f"being {MAX_SECRETS - 1}: wait until {before[0]:%Y-%m-%d %H:%M:%S}Z, or end all of them with "
+                    "an overlap of 0 seconds",
+                )
+            until = before[-1] if before else None
             secret = new_secret()
             await sources.add_secret(tx, dag, job, secret, shown=True)
         elif (unseen := await sources.show_secret(tx, dag, job)) is not None:

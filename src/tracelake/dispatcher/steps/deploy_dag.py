@@ -154,6 +154,8 @@ class _Executor:
         await deploy_deliveries(self._ctx, self._tx, self._spec.name, self._spec.deliver, self._retire_jobs)
         requested = [job.name for job in self._spec.jobs if is_requested(job)]
         await sources.retire_others(self._tx, self._spec.name, requested)
+        webhooks = [job.name for job in self._spec.jobs if job.source_kind is SourceKind.WEBHOOK]
+        await sources.forget_secrets(self._tx, self._spec.name, webhooks)
 
     async def _retire(self, leaving: list[JobChange]) -> None:
         """Queued tasks are canceled; running ones finish into their old version. A source would run forever, so it

@@ -195,7 +195,7 @@ SELECT j.job_id, j.source,
        ARRAY(SELECT w.secret FROM installation.webhook_secret w
              WHERE w.dag_name = j.dag_name AND w.job_name = j.name
                AND (w.expires_at IS NULL OR w.rotated_at <= tl_now() AND w.expires_at > tl_now())
-             ORDER BY w.secret_id DESC LIMIT 3) AS secrets, tl_now() AS now
+             ORDER BY w.secret_id DESC) AS secrets, tl_now() AS now
 FROM job j WHERE j.dag_name = $1 AND j.name = $2 AND j.active AND j.source_kind = 'webhook'
 
 -- name: has_secret
@@ -212,11 +212,17 @@ VALUES ($1, $2, $3, CASE WHEN $4 THEN statement_timestamp() END)
 UPDATE installation.webhook_secret SET shown_at = statement_timestamp()
 WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL AND shown_at IS NULL RETURNING secret
 
--- name: expire_secret
--- The secret before a rotation, accepted for a while; what has expired is forgotten.
+-- name: expire_secrets
+-- All secrets before a rotation are accepted for a while, none for longer than it was before. What has expired is forgotten.
 WITH forgotten AS (
     DELETE FROM installation.webhook_secret
-    WHERE dag_name = $1 AND job_name = $2 AND expires_at <= tl_now()
+    WHERE dag_name = $1 AND job_name = $2 AND least(expires_at, tl_now() + make_interval(secs => $3)) <= tl_now()
 )
-UPDATE installation.webhook_secret SET rotated_at = tl_now(), expires_at = tl_now() + make_interval(secs => $3)
-WHERE dag_name = $1 AND job_name = $2 AND expires_at IS NULL RETURNING expires_at
+UPDATE installation.webhook_secret
+SET rotated_at = coalesce(rotated_at, tl_now()), expires_at = least(expires_at, tl_now() + make_interval(secs => $3))
+WHERE dag_name = $1 AND job_name = $2 AND least(expires_at, tl_now() + make_interval(secs => $3)) > tl_now()
+RETURNING expires_at
+
+-- name: forget_secrets
+-- Secrets of sources that are no webhooks of the DAG any more: one that comes back gets a new one.
+DELETE FROM installation.webhook_secret WHERE dag_name = $1 AND job_name <> ALL($2::text[])
