@@ -330,6 +330,18 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(
     assert len(await talk.query("SELECT 1 FROM source_request")) == 1
 
 
+async def test_a_captured_call_is_no_other_one_with_its_time_in_the_id(
+    talk: Conversation, ports: Surfaces
+) -> None:
+    secret = await deployed(talk)
+    now = int(time.time())
+    captured = signed(secret, f"{now}.rest".encode(), "msg_1", now)
+    assert (await call(ports, f"{now}.rest".encode(), captured)).status_code == 202
+    shifted = {**captured, "webhook-id": f"msg_1.{now}"}
+    assert (await call(ports, b"rest", shifted)).status_code == 400
+    assert len(await talk.events()) == 1
+
+
 async def test_deliveries_beyond_the_rate_are_refused_until_time_has_passed(
     talk: Conversation, ctx: StepContext
 ) -> None:

@@ -55,7 +55,9 @@ def encode_secret(key: bytes) -> str:
 
 
 def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature, as it stands in the header."""
+    """One signature, as it stands in the header. ``ValueError`` for an id that no receiver accepts."""
+    if "." in message_id:
+        raise ValueError("a message's id has no full stop")
     signed = f"{message_id}.{timestamp}.".encode() + body
     return _SCHEME + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
 
@@ -78,10 +80,13 @@ def verify(
 ) -> SignatureVerdict:
     """Judge a message by its three headers and its exact bytes.
 
+    An id with a full stop is malformed, as the specification has it: id, time and body are signed with full stops
+    between them, so the same signature would hold with the time and a part of the body in the id.
+
     Every key is compared with every signature in constant time, and time is judged last: an answer shows nothing
     about when a signature would have been right.
     """
-    if not message_id or not timestamp.isascii() or not timestamp.isdigit():
+    if not message_id or "." in message_id or not timestamp.isascii() or not timestamp.isdigit():
         return SignatureVerdict.MALFORMED
     signatures = signature.split()
     if len(timestamp) > _MAX_TIMESTAMP_DIGITS or not 0 < len(signatures) <= _MAX_SIGNATURES:

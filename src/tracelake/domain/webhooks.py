@@ -94,7 +94,10 @@ def _standard(headers: Mapping[str, str], body: bytes, keys: Sequence[str], now:
                 "StaleDelivery", "the delivery was signed more than five minutes from now: sign it again"
             )
         case SignatureVerdict.MALFORMED if message_id and timestamp and signature:
-            raise BadRequest("MalformedSignature", f"{WEBHOOK_TIMESTAMP} or {WEBHOOK_SIGNATURE} is malformed")
+            raise BadRequest(
+                "MalformedSignature",
+                f"{WEBHOOK_ID} has a full stop, or {WEBHOOK_TIMESTAMP} or {WEBHOOK_SIGNATURE} is malformed",
+            )
         case SignatureVerdict.MALFORMED:
             raise Unauthenticated(
                 "SignatureMissing", f"{WEBHOOK_ID}, {WEBHOOK_TIMESTAMP} and {WEBHOOK_SIGNATURE} are required"

@@ -68,6 +68,7 @@ def test_any_change_makes_a_signature_wrong(changed: dict[str, object]) -> None:
     "changed",
     [
         {"message_id": ""},
+        {"message_id": f"{ID}.x"},
         {"timestamp": ""},
         {"timestamp": "-1"},
         {"timestamp": "1e9"},
@@ -79,6 +80,16 @@ def test_any_change_makes_a_signature_wrong(changed: dict[str, object]) -> None:
 )
 def test_headers_that_are_none_of_the_scheme_are_malformed(changed: dict[str, object]) -> None:
     assert judge(**changed) is SignatureVerdict.MALFORMED
+
+
+def test_a_signature_holds_for_one_id_time_and_body_only() -> None:
+    body = f"{TIME + 1}.rest".encode()
+    signature = sign(KEY, ID, TIME, body)
+    assert judge(signature=signature, body=body) is SignatureVerdict.VALID
+    shifted = {"message_id": f"{ID}.{TIME}", "timestamp": str(TIME + 1), "body": b"rest"}
+    assert judge(signature=signature, **shifted) is SignatureVerdict.MALFORMED
+    with pytest.raises(ValueError, match="full stop"):
+        sign(KEY, f"{ID}.{TIME}", TIME, BODY)
 
 
 @pytest.mark.parametrize(
