@@ -455,7 +455,7 @@ async def test_a_rotation_that_would_end_a_secret_before_its_time_is_refused(
 ) -> None:
     live = [await deployed(talk)]
     live += [await secret_of(talk, rotate=True) for _ in range(2)]
-    with pytest.raises(Conflict, match="wait until .* or end all of them with an overlap of 0") as refused:
+    with pytest.raises(Conflict, match=r"wait until .* or end all of them with an overlap of 0") as refused:
         await secret_of(talk, rotate=True)
     assert refused.value.reason == "TooManySecrets"
     assert await accepted_secrets(ports, *live) == [True] * 3

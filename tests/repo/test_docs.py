@@ -54,7 +54,11 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("page", "example"),
-    [("README.md", "operators/block_squares.py"), ("docs/workers.md", "functions/python/main.py")],
+    [
+        ("README.md", "operators/block_squares.py"),
+        ("docs/workers.md", "functions/python/main.py"),
+        ("docs/sources.md", "operators/announce_blocks.py"),
+    ],
 )
 def test_a_page_prints_the_example_that_is_tested(page: str, example: str) -> None:
     code = (ROOT / "examples" / example).read_text(encoding="utf-8")

@@ -196,13 +196,13 @@ class PayloadRequest(Struct, frozen=True, omit_defaults=True):
     end: int | None = None
 
 
-class PayloadSource(Struct, frozen=True):
+class PayloadSource(Struct, frozen=True, omit_defaults=True):
     """Why a source's task runs: a ``tick`` in epoch seconds, a webhook's ``delivery`` or a manual ``request``."""
 
     kind: Literal["cron", "webhook", "manual"]
-    tick: int | UnsetType = UNSET
-    delivery: PayloadDelivery | UnsetType = UNSET
-    request: PayloadRequest | UnsetType = UNSET
+    tick: int | None = None
+    delivery: PayloadDelivery | None = None
+    request: PayloadRequest | None = None
 
 
 class TaskPayload(Struct, frozen=True):

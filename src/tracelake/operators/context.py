@@ -9,7 +9,8 @@
                                     .write(table or DataFrame), .announce(cursor=…), .stage(rows)
     ctx.spark                       the attempt's own Spark session (``ecs_spark``)
     ctx.rpc_pool()                  the endpoints of the pool that the config names, for tracelake.evm
-    ctx.emit(events…)               send events now; returns once the platform has accepted them
+    ctx.emit(events…)               send events now, as ctx.outputs[0].event(start=5, end=9); returns once the
+                                    platform has accepted them
     ctx.publish(dataset, records)   records for a buffered dataset
     ctx.query("SELECT …")           over the task's inputs, by the Query Service, in the versions it was given
     ctx.commit(…)                   make staged Postgres rows visible now (sources)
@@ -33,13 +34,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET
 
 from tracelake.contracts.dispatcher_api import (
     MAX_EVENTS,
     EventIn,
     OutputIn,
-    PayloadDelivery,
     PayloadSource,
     TaskPayload,
 )
@@ -106,8 +105,8 @@ class Context:
 
     def source_body(self) -> bytes:
         """The body of the delivery that the task is for, as it came, whatever its size."""
-        delivery = self.task.source.delivery if self.task.source is not None else UNSET
-        if not isinstance(delivery, PayloadDelivery):
+        delivery = self.task.source.delivery if self.task.source is not None else None
+        if delivery is None:
             raise Invalid("NoDelivery", "the task isn't for a delivery of a webhook")
         if delivery.body is not None:
             return delivery.body.encode()

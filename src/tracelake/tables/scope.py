@@ -14,10 +14,8 @@ from uuid import UUID
 from tracelake.contracts.dispatcher_api import (
     EventIn,
     InputFile,
-    PayloadDelivery,
     PayloadInput,
     PayloadOutput,
-    PayloadRequest,
     TaskPayload,
 )
 from tracelake.domain.block_range import BlockRange
@@ -109,11 +107,11 @@ def scope_of_request(task: TaskPayload) -> ReadScope | None:
     source = task.source
     if source is None:
         return None
-    if isinstance(source.tick, int):
+    if source.tick is not None:
         return ReadScope(0, source.tick, by_cursor=True)
-    if isinstance(source.delivery, PayloadDelivery):
+    if source.delivery is not None:
         return ReadScope(0, source.delivery.number, by_cursor=True)
-    if isinstance(source.request, PayloadRequest):
+    if source.request is not None:
         asked = source.request
         if asked.start is not None and asked.end is not None:
             return ReadScope(asked.start, asked.end)

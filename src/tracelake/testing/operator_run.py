@@ -11,9 +11,11 @@ from __future__ import annotations
 import io
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,6 +30,7 @@ from tracelake.contracts.dispatcher_api import (
     OutputIn,
     PayloadInput,
     PayloadOutput,
+    PayloadSource,
     TaskPayload,
 )
 from tracelake.contracts.operator_protocol import (
@@ -36,10 +39,12 @@ from tracelake.contracts.operator_protocol import (
     ListFiles,
     PublishRecords,
     Query,
+    ReadSourceBody,
     SaveState,
 )
 from tracelake.contracts.query_api import QueryRequest, QueryResponse
 from tracelake.contracts.rpc_pool import EndpointConfig, PoolConfig
+from tracelake.contracts.sources import MAX_INLINE_BODY
 from tracelake.domain.errors import Invalid
 from tracelake.domain.runtimes import ECS_PYTHON, ECS_SPARK
 from tracelake.operators.context import Context
@@ -81,17 +86,24 @@ def run_operator(
     query: Callable[[QueryRequest], QueryResponse] | None = None,
     spark: SparkSession | None = None,
     stop_after_events: int | None = None,
+    source: PayloadSource | Mapping[str, Any] | None = None,
 ) -> OperatorRun:
     """Run an operator, given as a function or by its name; errors that it raises are raised here.
 
     ``blocks`` is the scope of the task, each input's as well; ``None`` runs the operator as a source. ``outputs``
     are names of Parquet outputs, or names with their storage, ``parquet`` or ``none``. ``rpc_pool`` may be the URL
     of a single endpoint. ``query`` answers ``ctx.query``. ``stop_after_events`` cancels a source that runs for ever
-    once it has sent that many events."""
+    once it has sent that many events. ``source`` is what a task of a cron, webhook or manual source is for, in the
+    form of its payload: ``{"kind": "cron", "tick": 1795034400}``, ``{"kind": "webhook", "delivery": {"body": …}}``
+    with text or bytes, or ``{"kind": "manual", "request": {"start": 5, "end": 9}}``; fields that a stack would fill
+    in may be left out."""
     function = Registry.standard().get(operator) if isinstance(operator, str) else operator
     name = operator if isinstance(operator, str) else declared_name(operator) or operator.__name__
     if blocks is not None and (blocks.step != 1 or not blocks):
         raise ValueError(f"blocks must be a range of at least one block with a step of 1, not {blocks!r}")
+    if source is not None and (blocks is not None or inputs):
+        raise ValueError("a source has neither blocks nor inputs")
+    asked, body = _payload_source(source)
     storages = dict(outputs) if isinstance(outputs, Mapping) else dict.fromkeys(outputs, "parquet")
     if wrong := set(storages.values()) - set(_STORAGES):
         raise ValueError(f"outputs can be {' or '.join(_STORAGES)} here, not {', '.join(sorted(wrong))}")
@@ -121,8 +133,9 @@ def run_operator(
             update_strategy="replace",
             unique_key=[],
             secrets=[],
+            source=asked,
         )
-        link = _RecordingLink(files, spark, query, stop_after_events)
+        link = _RecordingLink(files, spark, query, stop_after_events, body)
         context = Context(task, link, state=state, rpc_pool=_pool(rpc_pool))
         return _run(function, context, link)
 
@@ -149,6 +162,44 @@ def _run(function: Operator, context: Context, link: _RecordingLink) -> Operator
         state=context.state,
         log=log.getvalue(),
     )
+
+
+def _payload_source(
+    given: PayloadSource | Mapping[str, Any] | None,
+) -> tuple[PayloadSource | None, bytes | None]:
+    """With the body of a delivery, for ``ctx.source_body()``."""
+    if given is None or isinstance(given, PayloadSource):
+        return given, None
+    fields, body = dict(given), None
+    now = datetime.now(UTC)
+    if isinstance(request := fields.get("request"), Mapping):
+        fields["request"] = {"number": 1, "requested_at": now, **request}
+    if isinstance(delivery := fields.get("delivery"), Mapping):
+        sent = dict(delivery)
+        if "body_base64" not in sent:
+            text = sent.pop("body", "")
+            body = text if isinstance(text, bytes) else str(text).encode()
+            sent.update(_sent_body(body))
+        fields["delivery"] = {"number": 1, "id": "msg_1", "received_at": now, "bytes": 0, **sent}
+    try:
+        source = msgspec.convert(fields, PayloadSource)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"source is not one of a payload: {error}") from None
+    about = {"cron": source.tick, "webhook": source.delivery, "manual": source.request}
+    if [kind for kind, value in about.items() if value is not None] != [source.kind]:
+        raise ValueError("source has a tick for kind cron, a delivery for webhook, a request for manual")
+    return source, body
+
+
+def _sent_body(body: bytes) -> dict[str, Any]:
+    """As the Dispatcher has it in a payload: a large body isn't there."""
+    size = {"bytes": len(body)}
+    if len(body) > MAX_INLINE_BODY:
+        return size
+    try:
+        return {**size, "body": body.decode()}
+    except UnicodeDecodeError:
+        return {**size, "body_base64": b64encode(body).decode()}
 
 
 def _payload_inputs(names: Sequence[str], blocks: range | None) -> list[PayloadInput]:
@@ -198,6 +249,7 @@ class _RecordingLink:
     session: SparkSession | None
     query: Callable[[QueryRequest], QueryResponse] | None
     stop_after_events: int | None
+    body: bytes | None = None
     events: list[EventIn] = field(default_factory=list)
     published: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
@@ -216,6 +268,8 @@ class _RecordingLink:
             case PublishRecords(dataset=dataset, records=records):
                 self.published.setdefault(dataset, []).extend(records)
                 return {"accepted": len(records)}
+            case ReadSourceBody() if self.body is not None:
+                return b64encode(self.body).decode()
             case SaveState():
                 return None
             case Query(request) if self.query is not None:

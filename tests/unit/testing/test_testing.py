@@ -73,6 +73,37 @@ def test_a_source_that_never_ends_is_stopped_after_its_events() -> None:
     assert [event.cursor for event in run.events] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("body", ["text", b"\xff\x00", b"x" * 40_000])
+def test_a_source_gets_what_its_task_is_for(body: str | bytes) -> None:
+    def reads(ctx: Context) -> None:
+        assert ctx.source is not None
+        assert ctx.source.delivery is not None
+        assert (ctx.source.tick, ctx.source.request) == (None, None)
+        ctx.save([ctx.source.delivery.bytes, ctx.source_body().hex()])
+
+    sent = body if isinstance(body, bytes) else body.encode()
+    run = run_operator(
+        reads, source={"kind": "webhook", "delivery": {"body": body}}, outputs={"done": "none"}
+    )
+    assert run.state == [len(sent), sent.hex()]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"kind": "cron"}, "a tick for kind cron"),
+        ({"kind": "manual", "tick": 1}, "a tick for kind cron"),
+        ({"kind": "hourly", "tick": 1}, "not one of a payload"),
+        ({"kind": "cron", "tick": "noon"}, "not one of a payload"),
+    ],
+)
+def test_a_source_of_no_payload_is_refused(source: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        run_operator(lambda ctx: None, source=source)
+    with pytest.raises(ValueError, match="neither blocks nor inputs"):
+        run_operator(lambda ctx: None, source={"kind": "cron", "tick": 1}, blocks=range(1))
+
+
 def test_a_refusal_is_the_workers_own_and_carries_the_log() -> None:
     def forgets(ctx: Context) -> None:
         ctx.log.info("about to forget")
