@@ -404,7 +404,7 @@ async def test_a_secret_is_shown_once_and_rotated_with_an_overlap(
     old = await deployed(talk)
     with pytest.raises(Conflict, match="shown before"):
         await secret_of(talk)
-    await talk.deploy(dag(hook(max_attempts=5), reactive("work", "src", strategy="PerUpdate")))
+    await talk.deploy(dag(hook(priority="bulk"), reactive("work", "src", strategy="PerUpdate")))
     new = await secret_of(talk, rotate=True, overlap=60)
     assert (await call(ports, b"{}", signed(old, b"{}", "msg_1"))).status_code == 202
     assert (await call(ports, b"{}", signed(new, b"{}", "msg_2"))).status_code == 202

@@ -398,7 +398,7 @@ async def test_events_kept_for_a_held_source_go_to_the_generation_that_replaces_
     await talk.deploy(file())
     await pause_job(talk.ctx, "chain", "src")
     ticks = await ticked(talk, 3)
-    await talk.deploy(file(**CODE) if code else file(outputs=2))
+    await talk.deploy(file(**CODE) if code else file(outputs=[{"name": "ticks"}]))
     await release(talk)
     assert (await listed(talk)).waiting == 0
     if code:

@@ -92,6 +92,10 @@ class Layout:
             "outputs": [{"name": "rows", "storage": job.storage}],
             "config": {"tag": self.tags[name]},
         }
+        if job.source == "manual":
+            # Without code it has no config, and another generation when its output has another name.
+            del spec["config"]
+            spec["outputs"] = [{"name": f"rows_{self.tags[name]}", "storage": job.storage}]
         if job.source:
             return {**spec, "source": {"kind": job.source}}
         spec["inputs"] = [

@@ -96,6 +96,21 @@ def test_the_base_is_right() -> None:
         ("{kind: manual}", "{kind: cron}", 6, "jobs[0].source.schedule", "is required"),
         ("{kind: manual}", "{kind: cron, schedule: '@reboot'}", 6, "jobs[0].source.schedule", "five fields"),
         ("{kind: manual}", "{kind: cron, schedule: 0 0 30 2 *}", 6, "jobs[0].source.schedule", "never fires"),
+        ("{kind: manual}", "{kind: webhook}\n    outputs: 2", 7, "jobs[0].outputs", "on output 0 only"),
+        (
+            "{kind: manual}",
+            "{kind: webhook}\n    outputs: [{}, {name: more}]",
+            7,
+            "jobs[0].outputs[1]",
+            "a webhook source without code has its events on output 0 only",
+        ),
+        (
+            "{kind: manual}",
+            "{kind: manual}\n    operator: noop\n    runtime: dispatcher\n    max_attempts: 2",
+            9,
+            "jobs[0].max_attempts",
+            "no effect on a manual source without code",
+        ),
         (
             "{kind: manual}",
             "{kind: cron, schedule: '* 2 * 3 SUN#2', timezone: America/New_York}",
@@ -675,3 +690,35 @@ def test_too_many_jobs_are_refused() -> None:
 @pytest.mark.parametrize("jobs", ["", "jobs:", "jobs: []", "jobs: {}", "jobs: 1"])
 def test_a_dag_without_jobs_is_refused(jobs: str) -> None:
     assert [problem.field for problem in problems(f"name: empty\n{jobs}\n")] == ["jobs"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "runtime: ecs_python",
+        "config: {size: 5}",
+        "secrets: KEY",
+        "max_attempts: 2",
+        "retry: {base: 5s, max: 10s}",
+        "timeout_seconds: 5",
+        "heartbeat_timeout_seconds: 5",
+        "scaling: {max_concurrency: 2}",
+        "idle_timeout: 5m",
+        "max_queue_depth: 5",
+        "max_queue_age: 5m",
+        "update_strategy: replace",
+        "unique_key: id",
+    ],
+)
+def test_a_field_that_does_nothing_without_code_is_refused(field: str) -> None:
+    webhook = edited("{kind: manual}", f"{{kind: webhook}}\n    {field}")
+    name = field.partition(":")[0]
+    only(
+        webhook,
+        7,
+        f"jobs[0].{name}",
+        "has no effect on a webhook source without code: name an operator or udf",
+    )
+    parse_dag(
+        webhook.replace("{kind: webhook}", "{kind: webhook}\n    operator: own\n    outputs: 1"), INSTALLATION
+    )

@@ -25,7 +25,7 @@ FILE = """\
 name: dag
 defaults: {runtime: ecs_python, retry: {base: 30s, max: 10m}, max_attempts: 3}
 jobs:
-  - {name: src, activation: source, source: {kind: manual}, outputs: 2}
+  - {name: src, activation: source, source: {kind: manual}, outputs: 1}
   - name: mid
     activation: reactive
     operator: own
@@ -94,7 +94,7 @@ def test_a_file_that_parses_is_valid() -> None:
         ("kind: manual", "kind: sometimes"),
         ("max: 10m", "max: ten"),
         ("max_attempts: 3", "max_attempts: 0"),
-        ("outputs: 2", "outputs: -1"),
+        ("outputs: 1", "outputs: -1"),
         ("storage: parquet", "storage: csv"),
         ("trigger: false", "trigger: maybe"),
         ("max_concurrency: 4", "max_concurrency: 0"),

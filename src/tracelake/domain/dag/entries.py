@@ -77,6 +77,11 @@ JOB_FIELDS = SETTINGS_FIELDS | {
     "secrets",
     "udf",
 }
+# What a source that is nothing but its events has no use for. ``priority`` and ``backpressure`` it has: it is held.
+FIELDS_OF_CODE = (
+    *("config", "secrets", "max_attempts", "retry", "timeout_seconds", "heartbeat_timeout_seconds"),
+    *("scaling", "idle_timeout", "max_queue_depth", "max_queue_age", "update_strategy", "unique_key"),
+)
 CRON_FIELDS = frozenset({"schedule", "timezone", "catch_up"})
 WEBHOOK_FIELDS = frozenset({"signature"})
 SOURCE_FIELDS = frozenset({"kind"}) | CRON_FIELDS | WEBHOOK_FIELDS
@@ -146,6 +151,7 @@ def read_job(fields: Fields, defaults: JobSettings, default_runtime: str | None)
     # A source that is nothing but its events runs nowhere.
     if activation is Activation.SOURCE and kind not in (None, SourceKind.ALWAYS_ON) and not runs_code:
         default_runtime = default_runtime or DISPATCHER
+        _refuse_fields_of_code(fields, kind)
     inputs, input_paths = _read_inputs(fields)
     strategy = fields.choice("execution_strategy", ExecutionStrategy)
     if activation is Activation.REACTIVE:
@@ -236,6 +242,18 @@ def _runs_code(fields: Fields, kind: SourceKind | None, operator: str) -> bool:
     if kind is SourceKind.MANUAL and operator == NOOP:
         return False
     return fields.has("operator") or fields.has("udf")
+
+
+def _refuse_fields_of_code(fields: Fields, kind: SourceKind) -> None:
+    """They would seem to do something; most likely the code was forgotten."""
+    useless = [name for name in FIELDS_OF_CODE if fields.has(name)]
+    # Files of manual sources have always named some runtime.
+    if kind is not SourceKind.MANUAL and fields.has("runtime") and fields.string("runtime") != DISPATCHER:
+        useless.append("runtime")
+    for name in useless:
+        fields.wrong(
+            name, f"has no effect on a {kind} source without code: name an operator or udf, or leave it out"
+        )
 
 
 def _read_operator(
