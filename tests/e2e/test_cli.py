@@ -250,7 +250,17 @@ def test_a_refused_trigger_is_one_line(stack: DevStack, dag: str, file: Path) ->
     assert stack.run("trigger", f"{dag}/src", "--cursor", "1", "--start", "0").returncode == 2
     assert stack.run("trigger", f"{dag}/src", "--start", "0").returncode == 2
     assert stack.run("trigger", dag, "--cursor", "1").returncode == 2
-    assert stack.run("trigger", f"{dag}/src", "--start", "9", "--end", "0").returncode == 1
+    behind = stack.run("trigger", f"{dag}/src", "--start", "9", "--end", "0")
+    assert behind.returncode == 2
+    assert "--start 9 is above --end 0" in behind.stderr
+    nothing = stack.run("trigger", f"{dag}/src")
+    assert nothing.returncode == 1
+    assert (
+        f"{dag}/src runs no code, so a trigger names blocks: --cursor, or --start and --end" in nothing.stderr
+    )
+    unknown = [stack.run("sources", command, f"{dag}/gone") for command in ("next", "run", "secret")]
+    assert [each.returncode for each in unknown] == [1, 1, 1]
+    assert [len(each.stderr.splitlines()) for each in unknown] == [1, 1, 1]
 
 
 def test_the_stack_is_found_by_address_and_token(stack: DevStack) -> None:

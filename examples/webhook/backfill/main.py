@@ -6,13 +6,14 @@ import re
 from tracelake_function import Task
 
 CONTRACT = re.compile(r"0x[0-9a-f]{40}")
+FIELDS = ("contract", "from_block", "to_block")
 
 
 def handler(event, context):
     task = Task(event)
     try:
         wanted = parse(task.source_body(), task.config["most_blocks"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         # The same body is wrong again: no second attempt.
         task.fail(f"the call can't be used: {error}", retryable=False)
         return
@@ -23,6 +24,10 @@ def handler(event, context):
 
 def parse(body, most):
     asked = json.loads(body)
+    if not isinstance(asked, dict):
+        raise ValueError("its body is no JSON object")
+    if missing := [name for name in FIELDS if name not in asked]:
+        raise ValueError(f"{' and '.join(missing)} missing")
     contract, first, last = str(asked["contract"]).lower(), int(asked["from_block"]), int(asked["to_block"])
     if not CONTRACT.fullmatch(contract):
         raise ValueError(f"{contract!r} is no address")

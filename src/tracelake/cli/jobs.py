@@ -10,6 +10,7 @@ import typer
 from tracelake.cli.show import counted, print_json
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
 from tracelake.domain.block_range import MAX_BLOCK
+from tracelake.domain.errors import Invalid
 
 if TYPE_CHECKING:
     from tracelake.contracts.dispatcher_api import TriggerResponse
@@ -43,8 +44,18 @@ def trigger(
     given = tuple(value is not None for value in (cursor, start, end))
     if given not in ((True, False, False), (False, True, True), (False, False, False)):
         raise typer.BadParameter("give either --cursor, or both --start and --end")
+    if start is not None and end is not None and start > end:
+        raise typer.BadParameter(f"--start {start} is above --end {end}")
     with connect(url, token, home) as client:
-        done = client.trigger(dag, name, cursor=cursor, start=start, end=end)
+        try:
+            done = client.trigger(dag, name, cursor=cursor, start=start, end=end)
+        except Invalid as refused:
+            if refused.reason != "InvalidEvent" or any(given):
+                raise
+            raise Invalid(
+                refused.reason,
+                f"{job} runs no code, so a trigger names blocks: --cursor, or --start and --end",
+            ) from None
     if as_json:
         print_json(done)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import typer
 from tracelake.cli.jobs import JobArgument, job_name
 from tracelake.cli.show import cell, counted, print_fields, print_heading, print_json, print_table
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
+from tracelake.domain.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from tracelake.contracts.sources import SourcePage, SourceSummary
@@ -141,7 +143,7 @@ def next_times(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the next ticks of a cron source, in its own time zone and in UTC.
+    """Show the next ticks of a cron source, in its own time zone and, if that is another one, in UTC.
 
     Examples:
 
@@ -155,8 +157,10 @@ def next_times(
     with connect(url, token, home) as client:
         page = client.sources()
     found = next((each for each in page.sources if (each.dag_name, each.job) == (dag, name)), None)
-    if found is None or found.timezone is None:
-        raise typer.BadParameter(f"there is no cron source {job}")
+    if found is None:
+        raise NotFound("UnknownSource", f"there is no source {job}")
+    if found.timezone is None:
+        raise Conflict("NotCron", f"{job} is not a cron source")
     ticks = _next(found, page.now, count)
     if as_json:
         print_json(
@@ -170,13 +174,14 @@ def next_times(
         )
         return
     zone = ZoneInfo(found.timezone)
-    print_table(
-        (found.timezone, "UTC", "TICK"),
-        [
-            (tick.astimezone(zone).strftime("%a %Y-%m-%d %H:%M:%S %z"), tick, int(tick.timestamp()))
-            for tick in ticks
-        ],
-    )
+    columns: list[tuple[str, Callable[[datetime], object]]] = [
+        (found.timezone, lambda tick: tick.astimezone(zone).strftime("%a %Y-%m-%d %H:%M:%S %z")),
+        ("UTC", lambda tick: tick),
+        ("TICK", lambda tick: int(tick.timestamp())),
+    ]
+    if found.timezone == "UTC":
+        del columns[1]
+    print_table([name for name, _ in columns], [[shown(tick) for _, shown in columns] for tick in ticks])
 
 
 @sources_app.command()

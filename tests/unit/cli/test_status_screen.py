@@ -137,7 +137,7 @@ FAILED = [*(failed(number, number) for number in range(30, 14, -1)), failed(1, 1
 """Newest first by creation; the oldest one, a source's, failed last."""
 
 
-def cron(job: str, schedule: str) -> SourceSummary:
+def cron(job: str, schedule: str, timezone: str = "America/New_York") -> SourceSummary:
     return SourceSummary(
         dag_name="dag",
         job=job,
@@ -147,7 +147,7 @@ def cron(job: str, schedule: str) -> SourceSummary:
         runtime="dispatcher",
         paused=False,
         schedule=schedule,
-        timezone="America/New_York",
+        timezone=timezone,
         catch_up="latest",
     )
 
@@ -194,7 +194,9 @@ class Stack:
         return PressureReport([], [HOLD], backlogs=[KEPT])
 
     def sources(self) -> SourcePage:
-        return SourcePage(NOW, [cron("nightly", "0 3 * * *"), cron("never", "* 2 * 3 SUN#2")], None)
+        listed = [cron("nightly", "0 3 * * *"), cron("never", "* 2 * 3 SUN#2")]
+        listed += [cron("universal", "0 3 * * *", "UTC")]
+        return SourcePage(NOW, listed, None)
 
 
 @pytest.fixture
@@ -268,7 +270,24 @@ def test_a_schedule_that_can_not_be_used_keeps_no_other_source_from_the_list(
     assert "2026-11-02T08:00:00" in shown[1].replace(" ", "T")
     assert NEVER in shown[2]
     found = CliRunner().invoke(app, ["sources", "list", "--json"], catch_exceptions=False).stdout
-    nightly, never = json.loads(found)["sources"]
+    nightly, never, _ = json.loads(found)["sources"]
     assert (nightly["next"], nightly["problem"]) == ("2026-11-02T08:00:00Z", None)
     assert never["next"] is None
     assert NEVER in never["problem"]
+
+
+def test_the_next_ticks_are_in_the_zone_of_the_schedule_and_in_utc_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "connect", lambda *_: cast(Client, Stack()))
+
+    def shown(job: str) -> list[list[str]]:
+        found = CliRunner().invoke(app, ["sources", "next", job, "--count", "1"], catch_exceptions=False)
+        return [line.split() for line in found.stdout.splitlines()]
+
+    head, tick = shown("dag/nightly")
+    assert head == ["America/New_York", "UTC", "TICK"]
+    assert tick[:4] == ["Mon", "2026-11-02", "03:00:00", "-0500"]
+    head, tick = shown("dag/universal")
+    assert head == ["UTC", "TICK"]
+    assert tick == ["Mon", "2026-11-02", "03:00:00", "+0000", "1793588400"]
