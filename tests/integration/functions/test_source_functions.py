@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from tests.support.functions import TestInvoker, open_test_invoker, python_bundle, zip_of
 from tracelake.contracts.dispatcher_api import PayloadDelivery, PayloadRequest, PayloadSource
@@ -16,6 +18,7 @@ from tracelake.domain.bundles import BundleListing
 from tracelake.domain.dag.checks import Installation
 from tracelake.domain.dag.parse import parse_dag
 from tracelake.domain.runtimes import BUILT_IN
+from tracelake.evm.devchain.accounts import accounts_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "webhook"
 NOW = datetime(2026, 11, 18, tzinfo=UTC)
@@ -72,15 +75,24 @@ async def test_a_bootstrap_gets_it_too(invoker: TestInvoker) -> None:
 
 
 def test_the_example_is_a_valid_file() -> None:
-    yaml = (EXAMPLE / "dag.yaml").read_text(encoding="utf-8")
+    text = (EXAMPLE / "dag.yaml").read_text(encoding="utf-8")
     bundles = {}
     for name, digit in (("BACKFILL", "a"), ("NIGHTLY", "b")):
         reference = "sha256:" + digit * 64
-        yaml = yaml.replace(f"bundle: {name}", f"bundle: {reference}")
+        text = text.replace(f"bundle: {name}", f"bundle: {reference}")
         bundles[reference] = BundleListing(("main.py",), frozenset(), 1)
-    dag = parse_dag(yaml, Installation(BUILT_IN, bundles=bundles))
+    dag = parse_dag(text, Installation(BUILT_IN, bundles=bundles))
     sources = {job.name: job.runs_code for job in dag.jobs if job.source is not None}
     assert sources == {"calls": True, "night": False}
+
+
+def test_the_examples_query_finds_transfers_of_the_contract_that_its_call_names() -> None:
+    """On the dev chain, whose tokens emit the transfers; and bytes are compared with bytes."""
+    [named] = re.findall(r"0x[0-9a-f]{40}", (EXAMPLE / "README.md").read_text(encoding="utf-8"))
+    assert named in accounts_of(0).coins
+    tables = yaml.safe_load((EXAMPLE / "dag.yaml").read_text(encoding="utf-8"))["publish"]
+    kept = [tables[name]["schema"]["columns"]["contract"] for name in ("called_contracts", "nightly_counts")]
+    assert kept == ["bytea", "bytea"]
 
 
 @pytest.mark.parametrize(
