@@ -63,6 +63,27 @@ def test_every_metric_of_the_runbook_exists() -> None:
     assert named <= known, named - known
 
 
+def test_every_process_that_serves_metrics_is_told_of_where_processes_are_started_and_watched() -> None:
+    monitoring = (DOCS.parent / "deploy" / "monitoring" / "README.md").read_text(encoding="utf-8")
+    root = get_command(app)
+    assert isinstance(root, typer.core.TyperGroup)
+    serving = [
+        name
+        for name, command in root.commands.items()
+        if any("--metrics-port" in parameter.opts for parameter in command.params)
+    ]
+    assert {"worker", "sink", "delivery", "scheduler"} <= set(serving)
+    assert [name for name in serving if f"`{name}`" not in monitoring.replace("`tracelake ", "`")] == []
+    watched = RUNBOOK.partition("## What to watch")[2]
+    dev_help = root.commands["dev"].help or ""
+    for name in ("worker", "sink", "delivery", "scheduler"):
+        assert name in RUNBOOK.partition("## Upgrade")[0], name
+        assert name in RUNBOOK.partition("## Upgrade")[2].partition("**When tables")[0], name
+        assert name in watched.partition("Rules for all of this")[0], name
+        assert name in dev_help, name
+    assert "`tracelake_scheduler_acting`" in watched
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
 def test_every_heading_that_a_page_links_to_is_there(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s:]*\.md)?#([^)\s]+)\)", page.read_text(encoding="utf-8")):

@@ -70,10 +70,10 @@ def dev(
 ) -> None:
     """Run the whole stack on this machine, in the foreground, until Ctrl-C.
 
-    Two Postgres servers, the Dispatcher, the Query Service, the sink and a worker for each of ecs_python, ecs_spark
-    and lambda; a part that dies is started again. When everything is up, one line `ready` is printed and
-    programs find the addresses in HOME/dev.json; changes of the parts are reported on stderr. A second start on the
-    same home continues where the first one ended. Logs are in HOME/logs.
+    Two Postgres servers, the Dispatcher, the Query Service, the sink, the delivery process, the scheduler and a
+    worker for each of ecs_python, ecs_spark and lambda; a part that dies is started again. When everything is up,
+    one line `ready` is printed and programs find the addresses in HOME/dev.json; changes of the parts are reported
+    on stderr. A second start on the same home continues where the first one ended. Logs are in HOME/logs.
 
     Examples:
 

@@ -70,6 +70,15 @@ def test_a_day_that_comes_once_in_four_years_fires() -> None:
     assert next_tick(leap, datetime(2025, 1, 1, tzinfo=UTC)) == datetime(2028, 2, 29, tzinfo=UTC)
 
 
+def test_a_day_of_month_and_a_day_of_week_fire_on_either_unless_one_begins_with_a_star() -> None:
+    def days(text: str) -> list[int]:
+        ticks = next_ticks(parse_schedule(text, "UTC"), datetime(2026, 10, 31, tzinfo=UTC), 30)
+        return [tick.day for tick in ticks if (tick.year, tick.month) == (2026, 11)]
+
+    assert days("0 9 12 * FRI") == [6, 12, 13, 20, 27]
+    assert days("0 9 */2 * FRI") == [13, 27]
+
+
 SKIPPED_ONLY = [
     ("* 2 * 3 SUN#2", "America/New_York"),
     ("*/10 2 * 3 0L", "Europe/Berlin"),

@@ -95,6 +95,13 @@ def test_text_beside_bytes_that_is_no_literal_is_an_error_and_not_false(
         answer(engine, sql, {"x": "0xabcd"} if "$x" in sql else ())
 
 
+def test_columns_of_text_and_of_bytes_are_never_equal_and_need_a_conversion(
+    engine: duckdb.DuckDBPyConnection,
+) -> None:
+    """DuckDB's own answer where a query has no such literal; docs/query.md warns of it."""
+    assert answer(engine, "SELECT h = s, h = unhex(substr(s, 3)) FROM t") == [(False, True)]
+
+
 def test_errors_are_the_querys_own(engine: duckdb.DuckDBPyConnection) -> None:
     with pytest.raises(Invalid, match="odd number of digits"):
         answer(engine, "SELECT 1 FROM t WHERE h = '0xabc'")

@@ -147,7 +147,7 @@ DAG_VERSION_VIEWS = (list_versions, show_version)
     Operation(identity=Identity.USER, body=TriggerRequest, answers={202: TriggerResponse}, refusals=(409,)),
 )
 async def trigger(request: ApiRequest) -> Response:
-    """Trigger a manual source: record an event on its output 0."""
+    """Trigger a manual source: an event on its output 0, or a task if it runs code; then `event_id` is null."""
     dag, job = request.path_text("dag"), request.path_text("job")
     event = await request.decode(TRIGGER)
     return json_response(await trigger_source(request.services.ctx, dag, job, event), 202)
