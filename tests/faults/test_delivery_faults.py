@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -26,7 +27,7 @@ from tracelake.contracts.dispatcher_api import ClaimRequest
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
 from tracelake.domain.backoff import Backoff
-from tracelake.domain.errors import Conflict
+from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
 from tracelake.embedded.postgres import Cluster
 from tracelake.postgres import sqlfiles
@@ -98,6 +99,14 @@ async def _execute(dsn: str, statement: str, *arguments: object) -> None:
 
 async def _fetch(scene: DeliveryScene, query: str) -> list[asyncpg.Record]:
     connection = await asyncpg.connect(scene.buffers.site.databases.state_dsn)
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        await connection.close()
+
+
+async def _fetch(dsn: str, query: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(dsn)
     try:
         return list(await connection.fetch(query))
     finally:
@@ -459,6 +468,39 @@ async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dea
         assert scene.buffers.site.client.replay_delivery("alerting", scene.name).replayed == 1
         await scene.until_recorded(dead=0, sent=1)
     assert len({each.headers["idempotency-key"] for each in scene.receiver.received}) == 1
+
+
+async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_dropped(
+    scene: DeliveryScene,
+) -> None:
+    client, dsn = scene.buffers.site.client, scene.buffers.site.databases.state_dsn
+    scene.deploy(scene.delivery())
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering():
+        await publisher.publish({"key": "large", "note": "x" * 300_000})
+        await scene.until_recorded(dead=1, waiting=0)
+    found = scene.show()
+    [letter] = found.messages
+    assert (found.replayable, found.too_large) == (0, [letter.message_id])
+    assert found.newest_dead is not None
+    assert "bytes as JSON" in (found.newest_dead.error or "")
+    for ids in (None, [letter.message_id]):
+        replayed = client.replay_delivery("alerting", scene.name, ids)
+        assert (replayed.replayed, [each.message_id for each in replayed.skipped]) == (0, [letter.message_id])
+    for act in (client.replay_delivery, client.drop_messages):
+        with pytest.raises(NotFound, match="has no message 99999"):
+            act("alerting", scene.name, [99999])
+    with pytest.raises(Invalid):
+        client.drop_messages("alerting", scene.name)
+    assert client.drop_messages("alerting", scene.name, [letter.message_id]).dropped == 1
+    found = scene.show()
+    assert (found.dead, found.newest_dead, [each.state for each in found.messages]) == (0, None, ["dropped"])
+    again = client.drop_messages("alerting", scene.name, [letter.message_id])
+    assert (again.dropped, again.not_dead) == (0, [letter.message_id])
+    assert client.drop_messages("alerting", scene.name, everything=True).dropped == 0
+    audited = await _fetch(dsn, "SELECT action, subject FROM audit WHERE action = 'drop delivery messages'")
+    subject = {"delivery": f"alerting/{scene.name}", "messages": 1}
+    assert [json.loads(row["subject"]) for row in audited] == [subject]
 
 
 async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(scene: DeliveryScene) -> None:

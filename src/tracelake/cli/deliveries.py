@@ -12,7 +12,7 @@ from tracelake.cli.stack import HIGHEST_ID, HomeOption, JsonOption, TokenOption,
 from tracelake.domain.errors import Invalid
 
 if TYPE_CHECKING:
-    from tracelake.contracts.deliveries import DeliveryDetail, DeliveryPaused, DeliverySummary
+    from tracelake.contracts.deliveries import DeliveryDetail, DeliveryPaused, DeliverySummary, SkippedMessage
 
 DeliveryArgument = Annotated[str, typer.Argument(help="The delivery, with its DAG.", metavar="DAG/DELIVERY")]
 MessagesArgument = Annotated[
@@ -95,9 +95,44 @@ def replay(
     if as_json:
         print_json(done)
     else:
-        typer.echo(f"{counted(done.replayed, 'message')} wait again")
+        typer.echo(_number_of(done.replayed, "waits again", "wait again"))
         for each in done.skipped:
-            typer.echo(f"message {each.message_id} isn't sent again, it is {each.state}: {cell(each.error)}")
+            typer.echo(f"message {each.message_id} {_why_skipped(name, each)}", err=True)
+    if not done.replayed and done.skipped:
+        raise typer.Exit(1)
+
+
+@deliveries_app.command()
+def drop(
+    name: DeliveryArgument,
+    ids: MessagesArgument = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of the delivery's.")] = False,
+    url: UrlOption = None,
+    token: TokenOption = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up dead letters for good: they are never sent, and no longer counted.
+
+    Examples:
+
+        tracelake deliveries drop alerts/ops 17
+
+        tracelake deliveries drop alerts/ops --all
+    """
+    # Dropping is final, so leaving the ids out doesn't mean all.
+    if bool(ids) == everything:
+        raise typer.BadParameter("name dead letters, or give --all", param_hint="ID")
+    dag, delivery = _parts(name)
+    with connect(url, token, home) as client:
+        done = client.drop_messages(dag, delivery, ids or (), everything=everything)
+    if as_json:
+        print_json(done)
+    else:
+        typer.echo(_number_of(done.dropped, "was dropped", "were dropped"))
+        _print_not_dead(name, done.not_dead)
+    if not done.dropped and done.not_dead:
+        raise typer.Exit(1)
 
 
 @deliveries_app.command()
@@ -143,6 +178,27 @@ def _parts(name: str) -> tuple[str, str]:
     if not slash or not dag or not delivery:
         raise Invalid("InvalidName", f"a delivery is named DAG/DELIVERY, not {name!r}")
     return dag, delivery
+
+
+def _number_of(count: int, one: str, many: str) -> str:
+    return f"{counted(count, 'message')} {one if count == 1 else many}"
+
+
+def _named(ids: Sequence[int], one: str, many: str) -> str:
+    return f"{', '.join(map(str, ids))} {one if len(ids) == 1 else many}"
+
+
+def _why_skipped(name: str, message: SkippedMessage) -> str:
+    if message.state == "dead":
+        drop = f"tracelake deliveries drop {name} {message.message_id}"
+        return f"can't be sent: {cell(message.error)}; drop it with: {drop}"
+    return f"isn't sent again, it is {message.state}: {cell(message.error)}"
+
+
+def _print_not_dead(name: str, ids: Sequence[int]) -> None:
+    if ids:
+        found = _named(ids, "is no dead letter", "are no dead letters")
+        typer.echo(f"{found}: tracelake deliveries show {name}", err=True)
 
 
 def _print_paused(name: str, paused: DeliveryPaused, as_json: bool) -> None:
@@ -230,9 +286,7 @@ def print_troubled(deliveries: Sequence[DeliverySummary]) -> None:
     rows = []
     for each in found:
         name = f"{each.dag_name}/{each.name}"
-        action = {"gone": "resume", "failing": "show"}.get(each.status, "replay")
-        command = f"tracelake deliveries {action} {name}"
-        rows.append((name, each.status, each.waiting, each.dead, _error(each), command))
+        rows.append((name, each.status, each.waiting, each.dead, _error(each), _next(name, each)))
     print_table(("DELIVERY", "STATUS", "WAITING", "DEAD", "ERROR", "NEXT"), rows, indent=2)
 
 
@@ -252,8 +306,18 @@ def _waits_for(delivery: DeliverySummary) -> list[str]:
     return [f"block {each.block} of {each.producer}, since {cell(each.since)}" for each in delivery.waits_for]
 
 
+def _next(name: str, delivery: DeliverySummary) -> str:
+    action = {"gone": "resume", "failing": "show"}.get(delivery.status, "replay")
+    # A replay of what is too large would do nothing.
+    if action == "replay" and delivery.too_large and not delivery.replayable:
+        return f"tracelake deliveries drop {name} {' '.join(map(str, delivery.too_large))}"
+    return f"tracelake deliveries {action} {name}"
+
+
 def _error(delivery: DeliverySummary) -> str | None:
-    """The last error, while it matters."""
-    if delivery.last_error is None or (delivery.failing_since is None and not delivery.dead):
-        return None
-    return cell(delivery.last_error)
+    """The error that matters now: while the delivery fails that of its last try, or else that of the newest dead
+    letter. An error after which a try succeeded is over."""
+    if delivery.failing_since is not None or delivery.status == "gone":
+        return cell(delivery.last_error) if delivery.last_error is not None else None
+    dead = delivery.newest_dead
+    return cell(dead.error) if dead is not None and dead.error is not None else None

@@ -49,6 +49,8 @@ from tracelake.contracts.deliveries import (
     DeliveryDetail,
     DeliveryPage,
     DeliveryPaused,
+    DropMessages,
+    MessagesDropped,
     MessagesReplayed,
     ReplayMessages,
 )
@@ -405,6 +407,13 @@ class Client:
         """Send dead letters again, these or all."""
         ids = list(message_ids) if message_ids is not None else None
         return self._post(f"{_delivery(dag, name)}/replay", MessagesReplayed, ReplayMessages(ids))
+
+    def drop_messages(
+        self, dag: str, name: str, message_ids: Iterable[int] = (), *, everything: bool = False
+    ) -> MessagesDropped:
+        """Give up dead letters of a delivery for good."""
+        body = DropMessages(list(message_ids) or None, everything)
+        return self._post(f"{_delivery(dag, name)}/drop", MessagesDropped, body)
 
     def dead_letters(self, name: str, *, limit: int = 100, after: str | None = None) -> DeadLetterPage:
         return self._get(

@@ -183,10 +183,20 @@ class WaitingProducer(Struct, frozen=True):
     since: datetime
 
 
+class DeadMessage(Struct, frozen=True):
+    """A message that was given up: why, and when."""
+
+    message_id: int
+    error: str | None
+    at: datetime | None
+
+
 class DeliverySummary(Struct, frozen=True):
     """``status`` is ``sending``, ``waiting`` (for a delivery process), ``paused``, ``gone`` (the receiver answered
     410; resume to try again), ``failing`` or ``removed``. ``behind`` counts positions of the dataset from the
-    first row that no message was made of yet; ``waits_for``: of which producers rows wait to be final."""
+    first row that no message was made of yet; ``waits_for``: of which producers rows wait to be final.
+    ``replayable`` of the ``dead`` letters can be sent again; ``too_large`` has the ids of those that never can, the
+    oldest ten."""
 
     dag_name: str
     name: str
@@ -209,6 +219,9 @@ class DeliverySummary(Struct, frozen=True):
     task_id: UUID | None
     task_status: str | None
     waits_for: list[WaitingProducer] = []
+    newest_dead: DeadMessage | None = None
+    replayable: int = 0
+    too_large: list[int] = []
 
 
 class DeliveryPage(Struct, frozen=True):
@@ -263,6 +276,20 @@ class MessagesReplayed(Struct, frozen=True):
 
     replayed: int
     skipped: list[SkippedMessage] = []
+
+
+class DropMessages(Struct, frozen=True, forbid_unknown_fields=True):
+    """Drop these dead letters, or all of the delivery's with ``all``; a request without either drops nothing."""
+
+    message_ids: Annotated[list[MessageId], Meta(min_length=1, max_length=1000)] | None = None
+    all: bool = False
+
+
+class MessagesDropped(Struct, frozen=True):
+    """``not_dead``: the ids of the request that are no dead letters, so nothing was done with them."""
+
+    dropped: int
+    not_dead: list[int] = []
 
 
 class DeliveryPaused(Struct, frozen=True):

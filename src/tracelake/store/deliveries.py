@@ -261,6 +261,14 @@ async def replay(
     return len(replayed), [kept[each] for each in sorted(kept)[:limit]]
 
 
+async def find_messages(tx: Transaction, delivery_id: UUID, ids: Sequence[int]) -> list[Row]:
+    return await tx.fetch(SQL.find_messages, delivery_id, list(ids))
+
+
+async def drop_dead(tx: Transaction, delivery_id: UUID, ids: Sequence[int] | None) -> int:
+    return len(await tx.fetch(SQL.drop_dead, delivery_id, list(ids) if ids is not None else None))
+
+
 async def collect(tx: Transaction, days: int, limit: int) -> int:
     return len(await tx.fetch(SQL.collect, days, limit))
 

@@ -31,6 +31,7 @@ NEEDS_A_STACK: dict[str, tuple[str, ...]] = {
     "datasets": (),
     "datasets gaps": ("blocks",),
     "datasets show": ("a/b/c",),
+    "deliveries drop": ("a/b", "1"),
     "deliveries list": (),
     "deliveries pause": ("a/b",),
     "deliveries replay": ("a/b",),

@@ -19,11 +19,14 @@ from tracelake.contracts.deliveries import (
     DeliveryQuery,
     DeliveryReport,
     DeliveryReported,
+    DropMessages,
+    MessagesDropped,
     MessagesReplayed,
     ReplayMessages,
 )
 from tracelake.dispatcher.api.request import ApiRequest
 from tracelake.dispatcher.steps import deliveries
+from tracelake.domain.errors import Invalid
 from tracelake.serving.endpoint import Operation, endpoint
 from tracelake.serving.identity import Identity
 from tracelake.serving.request import decode_body
@@ -33,6 +36,7 @@ LOAD = Decoder(DeliveryLoad)
 PLAN = Decoder(DeliveryPlan)
 REPORT = Decoder(DeliveryReport)
 REPLAY = Decoder(ReplayMessages)
+DROP = Decoder(DropMessages)
 _FENCED = (403, 404, 409)
 
 
@@ -132,4 +136,27 @@ async def replay_delivery(request: ApiRequest) -> Response:
     return json_response(done)
 
 
-DELIVERY_VIEWS = (list_deliveries, show_delivery, pause_delivery, resume_delivery, replay_delivery)
+@endpoint(
+    "POST",
+    "/v1/deliveries/{dag}/{name}/drop",
+    Operation(identity=Identity.USER, body=DropMessages, answers={200: MessagesDropped}),
+)
+async def drop_messages(request: ApiRequest) -> Response:
+    """Give up dead letters for good: some of them, or all. They are kept as dropped until they are collected."""
+    asked = await request.decode(DROP)
+    if (asked.message_ids is None) == (not asked.all):
+        raise Invalid("NothingNamed", "give either 'message_ids' or 'all': true")
+    dag, name = request.path_text("dag"), request.path_text("name")
+    return json_response(
+        await deliveries.drop_messages(request.services.ctx, dag, name, asked.message_ids, request.user.name)
+    )
+
+
+DELIVERY_VIEWS = (
+    list_deliveries,
+    show_delivery,
+    pause_delivery,
+    resume_delivery,
+    replay_delivery,
+    drop_messages,
+)

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from tracelake.contracts.deliveries import (
     MAX_SKIPPED,
+    DeadMessage,
     DeliveryDetail,
     DeliveryLoad,
     DeliveryLoaded,
@@ -29,6 +30,7 @@ from tracelake.contracts.deliveries import (
     DeliveryReport,
     DeliveryReported,
     DeliverySummary,
+    MessagesDropped,
     MessagesReplayed,
     MessageSummary,
     SkippedMessage,
@@ -283,6 +285,7 @@ async def replay_messages(
             raise Conflict(
                 "NotDeployed", f"no DAG has the delivery {dag}/{name} now, so nothing would send it"
             )
+        await _named(tx, row, ids)
         count, kept = await deliveries.replay(tx, row["delivery_id"], ids, MAX_SKIPPED)
         if count:
             subject = {"delivery": f"{dag}/{name}", "messages": count}
@@ -291,6 +294,38 @@ async def replay_messages(
         return MessagesReplayed(count, skipped)
 
     return await ctx.db.run(work, lock=DeployLock.NONE)
+
+
+async def drop_messages(
+    ctx: StepContext, dag: str, name: str, ids: Sequence[int] | None, actor: str
+) -> MessagesDropped:
+    """Give up dead letters for good, these or all; also those of a delivery that was removed."""
+
+    async def work(tx: Transaction) -> MessagesDropped:
+        row = await _find(ctx, tx, dag, name)
+        named = await _named(tx, row, ids)
+        count = await deliveries.drop_dead(tx, row["delivery_id"], ids)
+        if count:
+            subject = {"delivery": f"{dag}/{name}", "messages": count}
+            await dags.audit(tx, ctx.org_id, actor, "drop delivery messages", subject)
+        return MessagesDropped(count, _not_dead(named))
+
+    return await ctx.db.run(work, lock=DeployLock.NONE)
+
+
+async def _named(tx: Transaction, row: Row, ids: Sequence[int] | None) -> list[Row]:
+    """The messages that a request names; raises for one that the delivery doesn't have."""
+    if ids is None:
+        return []
+    found = await deliveries.find_messages(tx, row["delivery_id"], ids)
+    if unknown := sorted(set(ids) - {each["message_id"] for each in found}):
+        numbers = ", ".join(map(str, unknown[:10]))
+        raise NotFound("UnknownMessage", f"{row['dag_name']}/{row['name']} has no message {numbers}")
+    return sorted(found, key=lambda each: each["message_id"])
+
+
+def _not_dead(named: Sequence[Row]) -> list[int]:
+    return [each["message_id"] for each in named if not each["is_dead"]]
 
 
 async def pause_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> list[str]:
@@ -358,6 +393,11 @@ def _fields(row: Row) -> dict[str, Any]:
         "last_sent_at": row["last_sent_at"],
         "task_id": row["task_id"],
         "task_status": row["task_status"],
+        "newest_dead": DeadMessage(row["newest_dead"], row["dead_error"], row["dead_at"])
+        if row["dead"]
+        else None,
+        "replayable": row["replayable"],
+        "too_large": list(row["too_large"]),
     }
 
 

@@ -265,15 +265,16 @@ FROM (
 GROUP BY producer
 
 -- name: overview
--- Every delivery that is active or has dead letters, with what waits.
+-- Every delivery that is active or has dead letters, with what waits, and why the newest of its dead letters is one.
+-- Those without data are rows that were too large to become a message.
 SELECT v.delivery_id, v.dag_name, v.name, coalesce(d.published_name, v.spec->>'dataset') AS dataset, v.spec, v.active,
        v.job_id, v.sent, v.retracted, v.failing_since, v.last_error, v.last_error_at, v.last_sent_at,
        greatest(0, coalesce(dc.cursor, 0) - least(v.position, f.position)) AS behind, f.waits_for,
        t.task_id, t.status AS task_status,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE p.job_id = v.job_id) AS paused_by, w.waiting, w.oldest_seconds,
-       (SELECT count(*) FROM delivery_message m
-        WHERE m.delivery_id = v.delivery_id AND m.state = 'dead') AS dead
+       l.dead, l.replayable, l.too_large,
+       n.message_id AS newest_dead, n.last_error AS dead_error, n.finished_at AS dead_at
 FROM delivery v JOIN dataset d USING (dataset_uuid)
 LEFT JOIN dataset_version dv ON dv.dataset_uuid = v.dataset_uuid AND dv.is_current
 LEFT JOIN dataset_cursor dc ON dc.dataset_version = dv.dataset_version
@@ -286,9 +287,32 @@ CROSS JOIN LATERAL (
            coalesce(jsonb_agg(jsonb_build_object('producer', d.producer, 'block', d.block, 'since', d.since)
                               ORDER BY d.since, d.producer) FILTER (WHERE d.block IS NOT NULL), '[]') AS waits_for
     FROM delivery_wait d WHERE d.delivery_id = v.delivery_id) f
+    SELECT count(*) AS dead, count(*) FILTER (WHERE m.data <> '') AS replayable,
+           coalesce((array_agg(m.message_id ORDER BY m.message_id) FILTER (WHERE m.data = ''))[:10], '{}') AS too_large
+    FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead') l
+LEFT JOIN LATERAL (
+    SELECT m.message_id, m.last_error, m.finished_at
+    FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead'
+    ORDER BY m.finished_at DESC, m.message_id DESC LIMIT 1) n ON true
 WHERE v.org_id = $1 AND ($2::text IS NULL OR (v.dag_name = $2 AND v.name = $3))
   AND (v.active OR EXISTS (SELECT FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead'))
 ORDER BY v.dag_name, v.name, v.active DESC, v.created_at DESC
+
+-- name: find_messages
+-- Of these messages those that the delivery has, and which of them are dead letters that can't be sent.
+SELECT message_id, state = 'dead' AS is_dead, data = '' AS too_large
+FROM delivery_message WHERE delivery_id = $1 AND message_id = ANY($2::bigint[])
+
+-- name: drop_dead
+-- Dead letters that a person gives up for good. One that may have arrived is still retracted with its row.
+WITH found AS (
+    SELECT message_id FROM delivery_message
+    WHERE delivery_id = $1 AND state = 'dead' AND ($2::bigint[] IS NULL OR message_id = ANY($2::bigint[]))
+    ORDER BY message_id FOR UPDATE)
+UPDATE delivery_message m
+SET state = 'dropped', finished_at = tl_now(), last_error = concat_ws(': ', 'a person dropped it', m.last_error)
+FROM found WHERE m.message_id = found.message_id
+RETURNING m.message_id
 
 -- name: messages
 -- The newest messages of a delivery, of one state or all.
