@@ -516,6 +516,25 @@ async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(sce
         await scene.until_recorded(sent=2, waiting=0)
 
 
+@pytest.mark.parametrize(("code", "status"), [(410, "gone"), (500, "failing")])
+async def test_a_resume_tries_at_once_what_waits_for_another_try(
+    scene: DeliveryScene, code: int, status: str
+) -> None:
+    scene.deploy(scene.delivery())
+    client = scene.buffers.site.client
+    scene.receiver.answer = lambda _: (code, {}, b"")
+    patience = Patience(backoff=Backoff(3600, 3600), gone_seconds=3600, look_seconds=0.2, refresh_seconds=0.1)
+    async with scene.delivering(patience=patience):
+        await published(scene, f"resumed-{code}")
+        await scene.until("the refusal", lambda: scene.show().status == status)
+        if code == 500:
+            client.pause_delivery("alerting", scene.name)
+        scene.receiver.answer = accept
+        client.resume_delivery("alerting", scene.name)
+        assert scene.show().failing_since is None
+        await scene.until_recorded(sent=1, waiting=0)
+
+
 async def test_a_refusal_from_before_the_resume_does_not_pause_the_delivery_again(
     scene: DeliveryScene,
 ) -> None:

@@ -212,7 +212,7 @@ def _print_paused(name: str, paused: DeliveryPaused, as_json: bool) -> None:
 
 def print_deliveries(deliveries: Sequence[DeliverySummary]) -> None:
     print_table(
-        ("DELIVERY", "DATASET", "TO", "STATUS", "WAITING", "SENT", "RETRACTED", "DEAD", "LAST ERROR"),
+        ("DELIVERY", "DATASET", "TO", "STATUS", "WAITING", "SENT", "RETRACTED", "DEAD", "ERROR"),
         [
             (
                 f"{each.dag_name}/{each.name}",
@@ -250,7 +250,7 @@ def print_delivery(delivery: DeliveryDetail) -> None:
             ("retracted", delivery.retracted),
             ("dead letters", delivery.dead),
             ("failing since", delivery.failing_since),
-            ("last error", delivery.last_error),
+            ("last error", _last_error(delivery)),
             ("last sent", delivery.last_sent_at),
             ("task", f"{delivery.task_id} {delivery.task_status}" if delivery.task_id else None),
         ]
@@ -312,6 +312,14 @@ def _next(name: str, delivery: DeliverySummary) -> str:
     if action == "replay" and delivery.too_large and not delivery.replayable:
         return f"tracelake deliveries drop {name} {' '.join(map(str, delivery.too_large))}"
     return f"tracelake deliveries {action} {name}"
+
+
+def _last_error(delivery: DeliverySummary) -> str | None:
+    error, at, sent_at = delivery.last_error, delivery.last_error_at, delivery.last_sent_at
+    if error is None or at is None:
+        return error
+    over = delivery.failing_since is None and sent_at is not None and sent_at >= at
+    return f"{error} (at {cell(at)}{'; a try has succeeded since' if over else ''})"
 
 
 def _error(delivery: DeliverySummary) -> str | None:

@@ -80,7 +80,7 @@ def status(
     Chains with their head and how far the tables are behind it; jobs with what waits, runs and failed, and who
     paused them; jobs that are held by the pressure of others; sources whose schedules can't be used; running and
     failed tasks; the datasets' cursors; dead letters of buffered datasets; deliveries in trouble, and those that
-    wait for a block to be final; outbox entries that were given up; where the parts of a stack on this machine serve
+    wait for a block to be final; outbox entries that were given up; where the parts of a stack here serve
     their metrics.
 
     Examples:

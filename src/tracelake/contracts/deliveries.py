@@ -95,7 +95,8 @@ class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
 class DeliveryLoaded(Struct, frozen=True):
     """``messages`` are those that the attempt doesn't have yet. ``finalized`` has the last final block for each
     producer whose chain is known, ``heads`` the head that is known of it. ``waits``: of these producers, rows
-    before the position aren't messages yet."""
+    before the position aren't messages yet. ``resumed_at``: when a person last resumed the delivery; what waited
+    for another try then waits no more."""
 
     position: int
     definition: str
@@ -103,6 +104,7 @@ class DeliveryLoaded(Struct, frozen=True):
     finalized: dict[str, int]
     heads: dict[str, int] = {}
     waits: list[FinalityWait] = []
+    resumed_at: datetime | None = None
 
 
 class PlannedRow(Struct, frozen=True, forbid_unknown_fields=True):

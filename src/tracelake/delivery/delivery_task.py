@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -102,6 +103,7 @@ class DeliveryTask(PlatformTask):
         self._finishing = False
         self._paused = held.paused
         self._hold_until = 0.0
+        self._resumed_at: datetime | None = None
         self._chains = ChainBlocks()
         self._position = 0
         self._waits: dict[str, FinalityWait] = {}
@@ -117,9 +119,6 @@ class DeliveryTask(PlatformTask):
 
     def hold(self, paused: bool) -> None:
         self._paused = paused
-        if not paused:
-            # A person wants another try now.
-            self._hold_until = 0.0
         self._stir()
 
     def _stir(self) -> None:
@@ -164,6 +163,12 @@ class DeliveryTask(PlatformTask):
         if found.finalized != self._chains.finalized:
             self._rows_came.set()
         self._chains = ChainBlocks(found.finalized, found.heads)
+        if found.resumed_at != self._resumed_at:
+            # A person wants another try now. The pause alone doesn't say so: a short one isn't noticed here.
+            self._resumed_at = found.resumed_at
+            self._hold_until = 0.0
+            self._outgoing.hurry(self._loop.time())
+            self._stirred.set()
         if found.messages:
             self._outgoing.add(found.messages, self._loop.time())
             self._stirred.set()

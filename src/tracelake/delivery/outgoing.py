@@ -91,6 +91,12 @@ class Outgoing:
         pending.tries += counts
         self._offer(pending.lines)
 
+    def hurry(self, now: float) -> None:
+        """What waits for another try needn't wait any longer."""
+        for pending in self._pending.values():
+            pending.due = min(pending.due, now)
+        self._offer(self._lines)
+
     def done(self, message_id: int) -> None:
         """There is no further try."""
         pending = self._ended(message_id)

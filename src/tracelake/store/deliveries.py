@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -35,6 +36,7 @@ class LockedDelivery:
     position: int
     definition: str
     is_failing: bool
+    resumed_at: datetime | None
 
 
 def delivery_job(name: str) -> str:
@@ -116,6 +118,7 @@ async def lock_of_job(tx: Transaction, job_id: UUID) -> LockedDelivery | None:
         row["position"],
         definition_of(row["spec"], row["schema_hash"]),
         row["failing_since"] is not None,
+        row["resumed_at"],
     )
 
 

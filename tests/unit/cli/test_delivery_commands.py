@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from tracelake.cli import deliveries
 from tracelake.cli.main import app
 from tracelake.contracts.deliveries import (
     DeadMessage,
+    DeliveryDetail,
     DeliveryPage,
     DeliverySummary,
     MessagesDropped,
@@ -97,6 +98,23 @@ def test_a_failing_delivery_is_shown_with_the_error_of_its_last_try(
 
 def test_an_error_after_which_a_try_succeeded_is_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it answered 500" not in run(monkeypatch, Stack(PLAIN), "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, "it answered 500 (at 2026-11-02 00:00:00Z; a try has succeeded since)"),
+        ({"failing_since": NOW}, "it answered 500 (at 2026-11-02 00:00:00Z)"),
+        ({"last_sent_at": NOW - timedelta(hours=1)}, "it answered 500 (at 2026-11-02 00:00:00Z)"),
+    ],
+)
+def test_the_last_error_is_shown_with_its_time_and_whether_it_is_over(
+    changed: dict[str, Any], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {**msgspec.structs.asdict(PLAIN), **changed}
+    deliveries.print_delivery(DeliveryDetail(**fields, template=None, key=None, messages=[]))
+    [line] = [each for each in capsys.readouterr().out.splitlines() if each.startswith("last error")]
+    assert line.removeprefix("last error").strip() == shown
 
 
 def test_a_replay_that_can_send_nothing_says_why_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:

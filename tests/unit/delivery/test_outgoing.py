@@ -32,6 +32,19 @@ def test_messages_of_one_key_go_one_after_the_other_and_others_beside_them() -> 
     assert ids(out.take(9, 5.0)) == [2]
 
 
+def test_when_it_hurries_each_key_goes_on_at_once_in_its_order() -> None:
+    out = Outgoing()
+    out.add([message(1), message(2), message(3, "other", wait=9.0), message(4, "third")], 0)
+    assert ids(out.take(9, 0)) == [1, 4]
+    out.again(1, 50.0)
+    assert out.take(9, 1.0) == []
+    out.hurry(1.0)
+    # What is under way stays so.
+    assert sorted(ids(out.take(9, 1.0))) == [1, 3]
+    out.again(4, 60.0)
+    assert out.take(9, 2.0) == []
+
+
 def test_an_older_message_that_comes_back_goes_before_those_that_wait() -> None:
     out = Outgoing()
     out.add([message(5), message(6)], 0)

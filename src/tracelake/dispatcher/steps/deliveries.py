@@ -160,7 +160,9 @@ async def load_delivery(ctx: StepContext, call: DeliveryLoad) -> DeliveryLoaded:
         found = await deliveries.take_new(tx, delivery.delivery_id, call.limit)
         finalized, heads = await deliveries.finality(tx, delivery.delivery_id)
         waits = await deliveries.waits(tx, delivery.delivery_id)
-        return DeliveryLoaded(delivery.position, delivery.definition, found, finalized, heads, waits)
+        return DeliveryLoaded(
+            delivery.position, delivery.definition, found, finalized, heads, waits, delivery.resumed_at
+        )
 
     return await _fenced(ctx, call, work)
 

@@ -43,7 +43,7 @@ WHERE v.job_id = $1
 
 -- name: lock_of_job
 -- The first lock of every call of a delivery process, which its calls take one after the other.
-SELECT v.delivery_id, v.position, v.job_id, v.spec, v.failing_since, d.schema_hash
+SELECT v.delivery_id, v.position, v.job_id, v.spec, v.failing_since, v.resumed_at, d.schema_hash
 FROM delivery v JOIN dataset d USING (dataset_uuid)
 WHERE v.job_id = $1 FOR NO KEY UPDATE OF v
 
@@ -218,8 +218,11 @@ WHERE delivery_id = $1 AND message_id = ANY($2::bigint[]) AND state = 'waiting'
 RETURNING message_id
 
 -- name: note_resume
--- Refusals of tries that began before now don't count any more.
-UPDATE delivery SET resumed_at = tl_now() WHERE delivery_id = $1
+-- Refusals of tries that began before now don't count any more, and what waits for another try needn't wait for it.
+WITH resumed AS (
+    UPDATE delivery SET resumed_at = tl_now(), failing_since = NULL WHERE delivery_id = $1 RETURNING delivery_id)
+UPDATE delivery_message m SET next_try_at = tl_now()
+FROM resumed r WHERE m.delivery_id = r.delivery_id AND m.state = 'waiting' AND m.next_try_at > tl_now()
 
 -- name: count_outcomes
 -- The delivery's counts, and since when it fails.
