@@ -74,9 +74,12 @@ def backfill(
             help="Blocks per task; must divide the splitter's chunk_size.  [default: that]",
         ),
     ] = None,
-    order: Annotated[Order, typer.Option(help="Which blocks come first.")] = Order.OLDEST,
+    order: Annotated[
+        Order, typer.Option(case_sensitive=False, help="Which blocks come first.")
+    ] = Order.OLDEST,
     priority: Annotated[
-        WorkPriority, typer.Option(help="Bulk work waits behind normal work, and is held first.")
+        WorkPriority,
+        typer.Option(case_sensitive=False, help="Bulk work waits behind normal work, and is held first."),
     ] = WorkPriority.BULK,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,13 @@ from tracelake.domain.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from tracelake.dev.home import Home
+
+
+class Login(StrEnum):
+    QUEUE = "queue"
+    CATALOG = "catalog"
+    AUDIT = "audit"
+
 
 database_app = typer.Typer(
     help="The databases: installing one, rotating passwords, and the step after a restore.",
@@ -116,8 +124,8 @@ def install(
 @database_app.command()
 def rotate(
     logins: Annotated[
-        list[str] | None,
-        typer.Argument(help="queue, catalog, audit.  [default: all three]", show_default=False),
+        list[Login] | None,
+        typer.Argument(case_sensitive=False, help="Only these.  [default: all three]", show_default=False),
     ] = None,
     home: DatabaseHome = DEFAULT_HOME,
     state_dsn: StateDsn = None,
@@ -143,12 +151,7 @@ def rotate(
     from tracelake.cli.stack import stack_on
     from tracelake.store.installation import PASSWORDS, given_passwords, new_password, rotate_passwords
 
-    chosen = [f"{name}_password" for name in logins or []] or list(PASSWORDS)
-    if unknown := [name for name in chosen if name not in PASSWORDS]:
-        raise Invalid(
-            "NoSuchLogin",
-            f"there is no login {unknown[0].removesuffix('_password')!r}: queue, catalog, audit",
-        )
+    chosen = [f"{login.value}_password" for login in logins or []] or list(PASSWORDS)
     dsn = state_dsn or stack_on(home, ["TRACELAKE_STATE_DSN"]).state_dsn
     given = given_passwords(os.environ)
     asyncio.run(rotate_passwords(dsn, {name: given.get(name) or new_password() for name in chosen}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,15 @@ DeliveryArgument = Annotated[str, typer.Argument(help="The delivery, with its DA
 MessagesArgument = Annotated[
     list[int] | None, typer.Argument(min=1, max=HIGHEST_ID, help="Only these.", metavar="[ID]...")
 ]
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    SENT = "sent"
+    DEAD = "dead"
+    DROPPED = "dropped"
+    UNCHANGED = "unchanged"
+
 
 deliveries_app = typer.Typer(help="Rows sent to webhooks, chat and mail.", no_args_is_help=True)
 
@@ -48,8 +58,7 @@ def list_deliveries(
 def show(
     name: DeliveryArgument,
     state: Annotated[
-        str | None,
-        typer.Option(help="Only messages in this state: waiting, sent, dead, dropped, unchanged."),
+        State | None, typer.Option(case_sensitive=False, help="Only messages in this state.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, max=1000, help="Maximum number of messages.")] = 20,
     url: UrlOption = None,
@@ -67,7 +76,7 @@ def show(
     """
     dag, delivery = _parts(name)
     with connect(url, token, home) as client:
-        found = client.delivery(dag, delivery, state=state, limit=limit)
+        found = client.delivery(dag, delivery, state=state.value if state else None, limit=limit)
     print_json(found) if as_json else print_delivery(found)
 
 

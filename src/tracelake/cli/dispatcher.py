@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracelake import objects
-from tracelake.cli.service import LogFormatOption, QueueDsn, StateDsn, serve, write_logs
+from tracelake.cli.service import LogFormatOption, LogStyle, QueueDsn, StateDsn, serve, write_logs
 from tracelake.cli.stack import DEFAULT_HOME
 from tracelake.domain.errors import Invalid
 from tracelake.stack_connection import DISPATCHER_FILE, INTERNAL_PORT, USER_PORT
@@ -81,7 +81,7 @@ def dispatcher(
             help="File with the URLs and tokens, there while both ports answer.  [default: HOME/dispatcher.json]"
         ),
     ] = None,
-    log_format: LogFormatOption = "json",
+    log_format: LogFormatOption = LogStyle.JSON,
 ) -> None:
     from tracelake.kernel import forbid_inspection
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tracelake import __version__
 from tracelake.cli import failures
@@ -45,7 +46,20 @@ from tracelake.cli.worker import worker
 DEBUG = "--debug"
 _SERVICES = ("dev", "dispatcher", "worker", "sink", "delivery", "scheduler", "query-service", "devchain")
 
+
+class Commands(TyperGroup):
+    """Reports a value that isn't one of an option's as such, without the prefix of the library that checks it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Tracelake: events in, leased tasks out, every output committed once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

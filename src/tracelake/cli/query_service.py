@@ -12,6 +12,7 @@ from tracelake.cli.service import (
     AUDIT_DSN,
     CATALOG_DSN,
     LogFormatOption,
+    LogStyle,
     MetricsHostOption,
     MetricsPortOption,
     ServiceConnection,
@@ -72,7 +73,7 @@ def query_service(
     ] = None,
     metrics_host: MetricsHostOption = "127.0.0.1",
     metrics_port: MetricsPortOption = 0,
-    log_format: LogFormatOption = "json",
+    log_format: LogFormatOption = LogStyle.JSON,
 ) -> None:
     from tracelake.kernel import forbid_inspection
 

@@ -12,6 +12,7 @@ from tracelake.cli.service import (
     INTERNAL_URL,
     WORKER_CREDENTIAL,
     LogFormatOption,
+    LogStyle,
     MetricsHostOption,
     MetricsPortOption,
     ServiceConnection,
@@ -56,7 +57,7 @@ def scheduler(
     ] = None,
     metrics_host: MetricsHostOption = "127.0.0.1",
     metrics_port: MetricsPortOption = 0,
-    log_format: LogFormatOption = "json",
+    log_format: LogFormatOption = LogStyle.JSON,
 ) -> None:
     from tracelake.kernel import forbid_inspection
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, TypeVar
 
@@ -45,7 +46,16 @@ MetricsPortOption = Annotated[
         help="For /metrics and /healthz; 0 picks a free one.",
     ),
 ]
-LogFormatOption = Annotated[str, typer.Option("--log-format", help="json or text.")]
+
+
+class LogStyle(StrEnum):
+    JSON = "json"
+    TEXT = "text"
+
+
+LogFormatOption = Annotated[
+    LogStyle, typer.Option("--log-format", case_sensitive=False, help="Form of the log on stderr.")
+]
 
 INTERNAL_URL = "TRACELAKE_INTERNAL_URL"
 WORKER_CREDENTIAL = "TRACELAKE_WORKER_TOKEN"
@@ -163,10 +173,10 @@ def operators_at(source: str) -> str:
     return str(path.absolute()) if path.suffix == ".py" or path.is_dir() else source
 
 
-def write_logs(log_format: str) -> None:
+def write_logs(log_format: LogStyle) -> None:
     from tracelake.logs import configure_logs
 
-    configure_logs("json" if log_format == "json" else "text")
+    configure_logs("json" if log_format is LogStyle.JSON else "text")
 
 
 def serve(service: Service) -> None:

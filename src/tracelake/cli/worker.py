@@ -15,6 +15,7 @@ from tracelake.cli.service import (
     QUEUE_DSN,
     WORKER_CREDENTIAL,
     LogFormatOption,
+    LogStyle,
     MetricsHostOption,
     MetricsPortOption,
     ServiceConnection,
@@ -84,7 +85,7 @@ def worker(
     ] = None,
     metrics_host: MetricsHostOption = "127.0.0.1",
     metrics_port: MetricsPortOption = 0,
-    log_format: LogFormatOption = "json",
+    log_format: LogFormatOption = LogStyle.JSON,
 ) -> None:
     from tracelake.kernel import forbid_inspection
 
