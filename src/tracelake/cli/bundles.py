@@ -58,6 +58,10 @@ def push(
     """
     from tracelake.domain.bundles import MAX_BUNDLE_BYTES, check_zip
 
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise Invalid(
+            "InvalidBundle", f"{path} is neither a folder nor a zip file: push the folder that it is in"
+        )
     with _as_zip(path) as file:
         if file.seek(0, 2) > MAX_BUNDLE_BYTES:
             raise TooLarge("TooLarge", f"{path} has more than {MAX_BUNDLE_BYTES // 2**20} MiB as a zip file")

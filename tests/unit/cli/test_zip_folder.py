@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tracelake.cli.bundles import zip_folder
+from tracelake.cli.main import app
 from tracelake.domain.bundles import check_zip
 from tracelake.domain.errors import Invalid
 
@@ -38,6 +40,14 @@ def test_the_same_files_give_the_same_bytes(folder: Path, tmp_path: Path) -> Non
     (folder / "__pycache__" / "main.pyc").write_bytes(b"x")
     os.rename(folder, tmp_path / "elsewhere")
     assert packed(tmp_path / "elsewhere") == first
+
+
+def test_a_file_that_is_no_zip_is_refused_with_what_to_push(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["bundle", "push", str(folder / "main.py")])
+    assert isinstance(done.exception, Invalid)
+    assert done.exception.message.endswith(
+        "is neither a folder nor a zip file: push the folder that it is in"
+    )
 
 
 def test_executable_files_stay_executable(folder: Path) -> None:
