@@ -22,7 +22,7 @@ from tracelake.cli.show import (
     scope,
 )
 from tracelake.cli.stack import HomeOption, JsonOption, TokenOption, UrlOption, connect
-from tracelake.cli.tasks import find_task, may_be_task, whole_id
+from tracelake.cli.tasks import find_task, may_be_task, requested, whole_id
 from tracelake.domain.block_range import MAX_BLOCK
 from tracelake.domain.errors import NotFound
 
@@ -194,6 +194,7 @@ def _task_label(task: ExplainedTask) -> Text:
     label.append(f"  {task.operator} on {task.runtime}, task {task.task_id}", "dim")
     if task.because in _BECAUSE:
         label.append(f"\n{_BECAUSE[task.because]}", "dim")
+        label.append(f": {requested(task.requested)}" if task.requested else "", "dim")
     if task.taken_back is not None:
         label.append(f"\n{_invalidation_text(task.taken_back)}", "yellow")
     for each in task.handovers:

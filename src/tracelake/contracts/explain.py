@@ -7,7 +7,7 @@ says what it leaves out.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -75,7 +75,8 @@ class ExplainedTask(Struct, frozen=True, kw_only=True):
     """A task of the chain with one attempt: the last one of the requested task; of the others, the attempt that
     sent the event. ``because`` is what created the task: an event's ``scope``, an ``update``, a ``cursor`` that a
     join waited for, an ``invalidation``, the ``reconcile`` pass, a ``deploy``, the source
-    ``monitor``, or the kind of a source whose tick, delivery or trigger it is for."""
+    ``monitor``, or the kind of a source whose tick, delivery or trigger it is for; ``requested`` has that one's
+    ``number``, and what a trigger named."""
 
     task_id: UUID
     dag_name: str
@@ -95,6 +96,7 @@ class ExplainedTask(Struct, frozen=True, kw_only=True):
     handovers: list[TaskStep]
     causes: list[Cause]
     taken_back: RangeInvalidation | None = None
+    requested: dict[str, Any] | None = None
 
 
 class TaskExplanation(Struct, frozen=True, kw_only=True):

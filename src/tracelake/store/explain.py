@@ -112,6 +112,7 @@ async def _explain(tx: Transaction, task_id: UUID, attempt: int | None, level: i
         handovers=_steps(row, attempts, causes),
         causes=causes,
         taken_back=await _own_invalidation(tx, row),
+        requested=row["cause"] if row["kind"] == "request" else None,
     )
 
 

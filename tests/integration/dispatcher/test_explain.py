@@ -347,3 +347,11 @@ async def test_an_output_reported_by_hand_is_a_piece_of_its_own(scene: Scene) ->
     await scene.complete(lease, OutputIn(0, start=0, end=9, row_count=7))
     [piece] = (await scene.explain_range("work", 0, 9)).pieces
     assert (piece.row_count, piece.files, piece.verified) == (7, None, None)
+
+
+async def test_the_task_of_a_source_names_the_request_that_it_is_for(scene: Scene) -> None:
+    await scene.deploy(dag(source("code", operator="own", runtime="ecs_python")))
+    await scene.trigger(3, 9, job="code")
+    lease = await scene.lease("code")
+    [task] = (await scene.explain(lease.task_id)).tasks
+    assert task.requested == {"kind": "manual", "number": 1, "start": 3, "end": 9}
