@@ -21,6 +21,7 @@ _WIDE = 1000
 _GAP = 2
 _NARROW = 10
 """Minimum width of a column that is cut, in characters."""
+_SECONDS = (10**9, 10**10)
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL")
 _NUMBERS_UNSIGNED = tuple(f"U{name}" for name in _NUMBERS[:5])
 
@@ -84,7 +85,14 @@ def pairs(fields: Mapping[str, object] | None) -> str | None:
     """Names and values in one line."""
     if not fields:
         return None
-    return "  ".join(f"{name}={cell(value)}" for name, value in fields.items())
+    return "  ".join(f"{name}={cell(_moment(name, value))}" for name, value in fields.items())
+
+
+def _moment(name: str, value: object) -> object:
+    """Operators report times in epoch seconds, as chains do; a number that no clock shows now is something else."""
+    if name.endswith(("_at", "_time")) and isinstance(value, int) and _SECONDS[0] <= value < _SECONDS[1]:
+        return datetime.fromtimestamp(value, UTC)
+    return value
 
 
 def scope(start: int | None, end: int | None) -> str | None:

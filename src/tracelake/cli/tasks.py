@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tracelake.contracts.user_api import TaskDetail, TaskSummary
 
 _MOST_STATE = 500
+_SHOWN = 10
+"""Attempts and events, newest first: a follower sends an event per block."""
 MIN_PREFIX = 6
 _NEWEST = 1000
 _ID = re.compile(rf"[0-9a-fA-F-]{{{MIN_PREFIX},36}}")
@@ -153,8 +155,9 @@ def _print_detail(task: TaskDetail) -> None:
             ("saved state", _shortened(task.state)),
         )
     )
-    _print_history(task)
+    _print_attempts(task)
     _print_data(task)
+    _print_events(task)
 
 
 def requested(cause: Any) -> str:
@@ -178,7 +181,7 @@ def _shortened(state: object) -> str | None:
     return text if len(text) <= _MOST_STATE else f"{text[:_MOST_STATE]}… ({len(text):,} bytes)"
 
 
-def _print_history(task: TaskDetail) -> None:
+def _print_attempts(task: TaskDetail) -> None:
     if task.attempts:
         print_heading("attempts")
         print_table(
@@ -192,20 +195,30 @@ def _print_history(task: TaskDetail) -> None:
                     each.outcome,
                     each.error_message,
                 )
-                for each in task.attempts
+                for each in task.attempts[:_SHOWN]
             ],
             indent=2,
         )
+        _print_rest(len(task.attempts))
+
+
+def _print_events(task: TaskDetail) -> None:
     if task.events:
         print_heading("events")
         print_table(
             ("EVENT", "KIND", "SCOPE", "REVISION", "STATE", "AT"),
             [
                 (e.event_id, e.kind, scope(e.start, e.end), e.revision, e.state, e.created_at)
-                for e in task.events
+                for e in task.events[:_SHOWN]
             ],
             indent=2,
         )
+        _print_rest(len(task.events))
+
+
+def _print_rest(count: int) -> None:
+    if count > _SHOWN:
+        typer.echo(f"  and {count - _SHOWN} more: --json")
 
 
 def _print_data(task: TaskDetail) -> None:
