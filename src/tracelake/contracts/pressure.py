@@ -29,7 +29,8 @@ class JobPressure(Struct, frozen=True, kw_only=True):
 class HeldJob(Struct, frozen=True, kw_only=True):
     """A job that is held because of another one, ``cause``. With ``bulk_only``, only its bulk work is held.
     ``chain`` has the jobs from it down to the cause. It is released when the cause has fewer waiting tasks than
-    ``released_below`` and none that has waited for ``released_below_seconds``; ``message`` says all of it."""
+    ``released_below`` and none that has waited for ``released_below_seconds``, and not before
+    ``at_least_seconds`` have passed; ``message`` says all of it."""
 
     dag_name: str
     job: str
@@ -41,6 +42,7 @@ class HeldJob(Struct, frozen=True, kw_only=True):
     released_below: int | None
     released_below_seconds: float | None
     message: str
+    at_least_seconds: float = 0
 
 
 class KeptWork(Struct, frozen=True, kw_only=True):

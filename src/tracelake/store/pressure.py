@@ -198,7 +198,7 @@ async def report(tx: Transaction, settings: PressureSettings) -> PressureReport:
     return PressureReport(
         [_job_pressure(row) for row in rows.values()],
         [
-            _held_job(row, rows[row["caused_by"]], settings.low_mark)
+            _held_job(row, rows[row["caused_by"]], settings)
             for row in await tx.fetch(SQL.held_jobs)
             if row["caused_by"] in rows
         ],
@@ -234,10 +234,11 @@ def _job_pressure(row: Row) -> JobPressure:
     )
 
 
-def _held_job(row: Row, cause: Row, low_mark: float) -> HeldJob:
+def _held_job(row: Row, cause: Row, settings: PressureSettings) -> HeldJob:
     depth, seconds = cause["max_queue_depth"], cause["max_queue_age_seconds"]
-    below = math.ceil(depth * low_mark) if depth else None
-    below_seconds = seconds * low_mark if seconds else None
+    below = math.ceil(depth * settings.low_mark) if depth else None
+    below_seconds = seconds * settings.low_mark if seconds else None
+    at_least = max(0.0, settings.min_hold.total_seconds() - (cause["unchanged_seconds"] or 0.0))
     return HeldJob(
         dag_name=row["dag_name"],
         job=row["job"],
@@ -248,13 +249,14 @@ def _held_job(row: Row, cause: Row, low_mark: float) -> HeldJob:
         chain=row["chain"],
         released_below=below,
         released_below_seconds=below_seconds,
-        message=_story(row, cause, below, below_seconds),
+        at_least_seconds=at_least,
+        message=_story(row, cause, below, below_seconds, math.ceil(at_least)),
     )
 
 
-def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None) -> str:
+def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None, at_least: int) -> str:
     """`ingest is held by pressure of erc20/transfers (1,204 of 1,000 waiting, oldest 11 min), since 12:03, through
-    logs → transfers; released below 500`: jobs of the cause's DAG without its name."""
+    logs → transfers; released below 500, in 4 s at the earliest`: jobs of the cause's DAG without its name."""
     dag = f"{row['cause_dag']}/"
     who = ("bulk work of " if row["bulk_only"] else "") + f"{row['dag_name']}/{row['job']}".removeprefix(dag)
     of = f" of {cause['max_queue_depth']:,}" if cause["max_queue_depth"] else ""
@@ -262,9 +264,11 @@ def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None)
     through = " → ".join(each.removeprefix(dag) for each in row["chain"][1:])
     ends = [f"below {below:,}"] if below is not None else []
     ends += [f"when the oldest has waited for less than {_span(below_seconds)}"] if below_seconds else []
+    # The queue may be empty enough already: then this alone is what is waited for.
+    earliest = f", in {at_least} s at the earliest" if at_least else ""
     return (
         f"{who} is held by pressure of {dag}{row['cause_job']} ({cause['waiting']:,}{of} waiting{oldest}), "
-        f"since {row['since']:%H:%M}, through {through}; released {' and '.join(ends) or 'at once'}"
+        f"since {row['since']:%H:%M}, through {through}; released {' and '.join(ends) or 'at once'}{earliest}"
     )
 
 

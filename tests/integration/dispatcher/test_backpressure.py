@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -451,6 +452,8 @@ async def test_the_report_and_a_task_tell_the_story(talk: Conversation) -> None:
         "through up → down; released below 2 and when the oldest has waited for less than 5 min"
         in hold.message
     )
+    assert 0 < hold.at_least_seconds <= 5
+    assert hold.message.endswith(f", in {math.ceil(hold.at_least_seconds)} s at the earliest")
     assert [(each.operator, each.max_in_flight) for each in report.operators] == [("noop", 7)]
     detail = await talk.ctx.db.run(lambda tx: reads.task(tx, waiting))
     assert detail.waiting_for is not None
@@ -458,6 +461,10 @@ async def test_the_report_and_a_task_tell_the_story(talk: Conversation) -> None:
         "Backpressure",
         "backpressure of chain/down",
     )
+    await talk.pass_time(6)
+    report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure))
+    assert {each.at_least_seconds for each in report.holds} == {0}
+    assert not any("at the earliest" in each.message for each in report.holds)
 
 
 async def test_an_operator_is_capped_over_all_jobs_and_a_free_slot_goes_to_the_next(

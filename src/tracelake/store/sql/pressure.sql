@@ -192,7 +192,7 @@ SELECT j.job_id, j.dag_name, j.name AS job, j.max_queue_depth, j.max_queue_age_s
        (SELECT extract(epoch FROM tl_now() - t.ready_at)::float8 FROM task t
         WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled AND t.ready_at <= tl_now()
         ORDER BY t.ready_at LIMIT 1) AS oldest_seconds,
-       p.tier, p.since
+       p.tier, p.since, extract(epoch FROM tl_now() - p.changed_at)::float8 AS unchanged_seconds
 FROM job j LEFT JOIN counted c USING (job_id) LEFT JOIN pressure p USING (job_id)
 WHERE j.active AND (j.max_queue_depth IS NOT NULL OR j.max_queue_age_seconds IS NOT NULL OR p.job_id IS NOT NULL)
 ORDER BY j.dag_name, j.name
