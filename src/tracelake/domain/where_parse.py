@@ -46,6 +46,8 @@ _OPS: dict[type[exp.Expr], Op] = {
 }
 _NESTING_WORDS = {TokenType.NOT, TokenType.DASH, TokenType.PLUS}
 _VERBATIM = {TokenType.STRING, TokenType.IDENTIFIER, TokenType.NUMBER}
+_INTO_VALUES = {"->", "->>", "#>", "#>>", "@>", "<@", "?", "[", "."}
+_WHOLE_COLUMNS = ": it compares whole columns, so give what is inside of a value a column of its own"
 _WORD_OR_SIGN = re.compile(r"(\w+|[-+(),=<>]|==|<>|!=|<=|>=)\Z")
 
 
@@ -134,7 +136,8 @@ def _check_tokens(tokens: list[Token]) -> None:
         if token.comments:
             raise _refused("must not contain comments")
         if token.token_type not in _VERBATIM and not _WORD_OR_SIGN.match(token.text):
-            raise _refused(f"must not contain {token.text[:20]!r}")
+            way_out = _WHOLE_COLUMNS if token.text in _INTO_VALUES else ""
+            raise _refused(f"must not contain {token.text[:20]!r}{way_out}")
         if token.token_type in (TokenType.L_PAREN, TokenType.CASE):
             stack.append(run + 1)
             run = 0

@@ -135,6 +135,14 @@ def test_anything_but_comparisons_is_refused(source: object) -> None:
     assert refused.value.reason == "InvalidWhere"
 
 
+@pytest.mark.parametrize(
+    "text", ["payload->>'x' = 'y'", "payload #> '{x}' = 'y'", "payload['x'] = 'y'", "p.x = 1"]
+)
+def test_a_look_into_a_value_is_refused_with_the_way_out(text: str) -> None:
+    with pytest.raises(Invalid, match="a column of its own"):
+        parse_where(text)
+
+
 def test_sql_quotes_identifiers_and_escapes_literals() -> None:
     where = parse_where({'a"b': "x' OR 1=1 --", "user": 1})
     assert render(where.tree, quote_all=True) == """"a""b" = 'x'' OR 1=1 --' AND "user" = 1"""
