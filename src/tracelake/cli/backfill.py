@@ -161,6 +161,8 @@ class Backfill:
     idle_since: float | None = None
     still_since: float | None = None
     waiting: str = ""
+    hold_reported: bool = False
+    reported_at: float | None = None
 
     def look(self) -> BackfillState:
         return self.client.ask(
@@ -180,7 +182,7 @@ class Backfill:
             state = self._retry(state)
             # What is asked for now is kept until the release; who waits may as well ask for it then.
             if not (wait and self.holds(state)):
-                state = self._send_events(state)
+                state = self._send_events(report, state)
             if not wait:
                 report.say(f"requested; {counted(state.queued + state.running, 'task')} at work. {_resume()}")
                 return
@@ -201,7 +203,7 @@ class Backfill:
             state = self.look()
         return state
 
-    def _send_events(self, state: BackfillState) -> BackfillState:
+    def _send_events(self, report: BackfillReport, state: BackfillState) -> BackfillState:
         """Send the missing events. Sending one twice is harmless: no second task comes of it."""
         while state.events:
             for event in state.events:
@@ -209,6 +211,7 @@ class Backfill:
                 if len(state.events) > 1 and state.splitter is not None:
                     self._until_split(state.splitter)
             state = self.look()
+            self._say_held(report, state)
         return state
 
     def _until_split(self, splitter: JobName) -> None:
@@ -230,8 +233,9 @@ class Backfill:
             if state.committed_blocks == state.blocks:
                 report.say(f"all {counted(state.blocks, 'block')} are committed")
                 return
+            self._say_held(report, state)
             if state.events and not self.holds(state):
-                state = self._send_events(state)
+                state = self._send_events(report, state)
                 continue
             self._check_alive(state)
             self._print_why_nothing_runs(report, state)
@@ -254,11 +258,30 @@ class Backfill:
             missing = counted(state.blocks - state.committed_blocks, "block")
             _give_up(f"{missing} are missing, though nothing waits or runs: see `tracelake datasets gaps`")
 
-    def _print_why_nothing_runs(self, report: BackfillReport, state: BackfillState) -> None:
-        """Report each reason why nothing runs once: a paused or held job, no worker, a reached concurrency
-        limit."""
+    def _say_held(self, report: BackfillReport, state: BackfillState) -> None:
+        """Report a hold when it begins: tasks that were made before it run on, so the command wouldn't stand still.
+        Of a queue that is filled and emptied in turn, one hold a minute is reported."""
         holds = self.holds(state)
-        if state.running or not (state.queued or state.paused or holds):
+        if not holds:
+            self.hold_reported = False
+            return
+        now = time.monotonic()
+        if self.hold_reported or (self.reported_at is not None and now - self.reported_at < _QUIET_SECONDS):
+            return
+        self.hold_reported, self.reported_at = True, now
+        # While the source itself is held nothing more is asked for.
+        source = (state.source.dag_name, state.source.job)
+        hold = next((each for each in holds if (each.dag_name, each.job) == source), holds[0])
+        held = f"{hold.dag_name}/{hold.job}"
+        report.say(
+            f"waiting: {held} is held by {hold.cause}, and goes on by itself: `tracelake status` shows when"
+        )
+
+    def _print_why_nothing_runs(self, report: BackfillReport, state: BackfillState) -> None:
+        """Report each reason why nothing runs once: a paused job, no worker, a reached concurrency limit. Holds are
+        reported when they begin."""
+        held = bool(self.holds(state)) and not state.paused
+        if state.running or held or not (state.queued or state.paused):
             self.still_since = None
             return
         self.still_since = self.still_since or time.monotonic()
@@ -267,9 +290,6 @@ class Backfill:
         if state.paused:
             paused = f"{state.paused[0].dag_name}/{state.paused[0].job}"
             why = f"{paused} is paused: `tracelake resume {paused}` lets it go on"
-        elif holds:
-            held = f"{holds[0].dag_name}/{holds[0].job}"
-            why = f"{held} is held by {holds[0].cause}, and goes on by itself: `tracelake status` shows when"
         else:
             why = self.client.ask(partial(_waiting_for, state))
         if why and why != self.waiting:
