@@ -143,6 +143,14 @@ def test_every_alert_says_what_and_what_to_do() -> None:
             assert set(re.findall(r"tracelake ([a-z-]+)", text)) <= commands, rule["alert"]
 
 
+def test_a_chain_stands_still_by_the_number_of_its_head_while_that_is_known() -> None:
+    [rule] = [each for each in alerts() if each["alert"] == "TracelakeChainStandsStill"]
+    named = {each.metric: each.has_range for each in read_promql(rule["expr"]).selectors}
+    assert "tracelake_chain_head_age_seconds" not in named, "a block's own time says nothing of now"
+    assert named["tracelake_chain_head_block"], "its changes"
+    assert not named["tracelake_chain_known_age_seconds"]
+
+
 def test_the_dashboard_is_whole() -> None:
     ids = [panel["id"] for panel in panels()]
     assert len(ids) == len(set(ids)) >= 15
