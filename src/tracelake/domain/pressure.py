@@ -72,6 +72,12 @@ class Trip:
     changed_at: datetime
     over_since: datetime | None
 
+    def as_of(self, now: datetime) -> Trip:
+        """Times that haven't come yet are those of a clock that was set back: they are now, so that nothing waits
+        for the clock to get there again."""
+        over_since = None if self.over_since is None else min(self.over_since, now)
+        return Trip(self.tier, min(self.since, now), min(self.changed_at, now), over_since)
+
 
 @dataclass(frozen=True, slots=True)
 class PressureSnapshot(Generic[J]):
@@ -117,6 +123,7 @@ def decide(snapshot: PressureSnapshot[J], now: datetime) -> PressureDecision[J]:
     looks: list[datetime] = []
     for job, load in snapshot.jobs.items():
         before = snapshot.trips.get(job)
+        before = before and before.as_of(now)
         if load.max_depth is None and load.max_age is None and before is None:
             continue
         pressure = pressure_of(load, now)
@@ -160,7 +167,7 @@ def _changes(
 ) -> Iterable[datetime]:
     """When time alone may change the decision about a job."""
     aging = load.max_age if load.oldest is not None and not load.paused_by_person else None
-    oldest = load.oldest or now
+    oldest = min(load.oldest or now, now)
     if trip is None:
         if aging:
             yield oldest + aging

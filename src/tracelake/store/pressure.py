@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -129,8 +129,9 @@ async def apply(
     return [ChangedJob(f"{row['dag_name']}/{row['name']}", row["paused"], row["bulk_held"]) for row in rows]
 
 
-async def note_over(tx: Transaction, trips: dict[UUID, datetime | None]) -> None:
-    await tx.execute(SQL.note_over, list(trips), list(trips.values()))
+async def note_times(tx: Transaction, trips: dict[UUID, Trip]) -> None:
+    """Of trips whose tier stays as it is; without the deploy lock, so another replica may change it meanwhile."""
+    await tx.execute(SQL.note_times, list(trips), [trip.over_since for trip in trips.values()])
 
 
 async def fold_counts(tx: Transaction, above: int) -> None:

@@ -255,6 +255,25 @@ async def test_an_old_queue_holds_as_a_full_one_does(talk: Conversation) -> None
     assert await held(talk) == set()
 
 
+async def test_a_clock_that_is_set_back_releases_after_the_least_time_as_ever(talk: Conversation) -> None:
+    await talk.deploy(chain(1))
+    await fill(talk, 1)
+    await talk.pass_time(86_400)
+    await settle(talk)
+    assert {job for job, _, _ in await held(talk)} == {"src", "up"}
+    await talk.run("down")
+    await talk.pass_time(-86_400)
+    found = await balance(talk.ctx)
+    assert {job for job, _, _ in await held(talk)} == {"src", "up"}
+    assert found.look_again is not None
+    assert found.look_again <= 5
+    [trip] = await talk.query("SELECT greatest(since, changed_at) <= tl_now() AS has_come FROM pressure")
+    assert trip["has_come"]
+    await talk.pass_time(6)
+    await settle(talk)
+    assert await held(talk) == set()
+
+
 async def test_a_pause_and_several_holds_are_lifted_one_by_one(talk: Conversation) -> None:
     await talk.deploy(
         dag(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,6 +187,37 @@ def test_tiers_are_released_in_reverse_below_the_low_mark_and_not_too_soon() -> 
     assert back.tier is Tier.BULK
     assert one(0, trip=back, now=NOW + 9 * SECOND) == back
     assert one(0, trip=back, now=NOW + 10 * SECOND) is None
+
+
+@pytest.mark.parametrize("hours", [1, 12, 24])
+def test_a_clock_that_is_set_back_keeps_nobody_held_nor_patient(hours: int) -> None:
+    back = NOW - timedelta(hours=hours)
+    held = one(20)
+    assert held is not None
+    noted = one(0, trip=held, now=back)
+    assert noted == Trip(Tier.NORMAL, back, back, None), "its least time begins anew"
+    assert one(0, trip=noted, now=back + 4 * SECOND) == noted
+    assert one(0, trip=noted, now=back + 5 * SECOND) == Trip(Tier.BULK, back, back + 5 * SECOND, None), (
+        "normal work goes on"
+    )
+    patient = one(10, trip=one(10), now=back)
+    assert patient == Trip(Tier.BULK, back, back, back)
+    assert one(10, trip=patient, now=back + 29 * SECOND) == patient
+    impatient = one(10, trip=patient, now=back + 30 * SECOND)
+    assert impatient is not None
+    assert impatient.tier is Tier.NORMAL
+
+
+@settings(max_examples=50)
+@given(snapshots(), st.integers(1, 100_000))
+def test_no_decision_names_a_time_that_has_not_come(snapshot: PressureSnapshot[int], seconds: int) -> None:
+    now = NOW - seconds * SECOND
+    decision = decide(snapshot, now)
+    for trip in decision.trips.values():
+        assert max(trip.since, trip.changed_at, trip.over_since or now) <= now
+    if decision.look_again is not None:
+        longest = max((load.max_age or timedelta() for load in snapshot.jobs.values()), default=timedelta())
+        assert decision.look_again <= now + max(2 * longest, PressureSettings().patience)
 
 
 def test_a_person_takes_the_pressure_away_and_retries_never_had_any() -> None:

@@ -60,7 +60,6 @@ class _Look:
     holds: set[StoredHold]
     now: datetime
     settled: bool
-    over: dict[UUID, datetime | None]
 
 
 async def balance(ctx: StepContext) -> Balance:
@@ -127,17 +126,12 @@ async def _look(ctx: StepContext, tx: Transaction) -> _Look:
     same_trips = {job: trip.tier for job, trip in trips.items()} == {
         job: trip.tier for job, trip in decision.trips.items()
     }
-    over = {
-        job: trip.over_since
-        for job, trip in decision.trips.items()
-        if job in trips and trips[job].over_since != trip.over_since
-    }
     settled = same_trips and holds == wanted
     if settled:
-        if over:
-            await pressure.note_over(tx, over)
+        if retimed := {job: trip for job, trip in decision.trips.items() if trips[job] != trip}:
+            await pressure.note_times(tx, retimed)
         await pressure.fold_counts(tx, FOLD_ABOVE + len(jobs))
-    return _Look(loads, decision, holds, now, settled, over)
+    return _Look(loads, decision, holds, now, settled)
 
 
 async def _act(ctx: StepContext, tx: Transaction) -> tuple[_Look, Sequence[ChangedJob]]:

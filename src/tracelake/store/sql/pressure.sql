@@ -68,9 +68,10 @@ SELECT job_id, sum(waiting), sum(bulk) FROM folded GROUP BY job_id HAVING sum(wa
 -- How many rows there are to add up.
 SELECT count(*) AS rows FROM queue_count
 
--- name: note_over
--- Since when the pressure of tripped jobs has been at 1 or above.
-UPDATE pressure p SET over_since = o.over_since
+-- name: note_times
+-- Since when the pressure of tripped jobs has been at 1 or above. What a clock that was set back left ahead is now.
+UPDATE pressure p
+SET over_since = o.over_since, since = least(p.since, tl_now()), changed_at = least(p.changed_at, tl_now())
 FROM unnest($1::uuid[], $2::timestamptz[]) AS o(job_id, over_since) WHERE p.job_id = o.job_id
 
 -- name: end_trips
@@ -82,7 +83,7 @@ DELETE FROM pressure WHERE job_id <> ALL($1::uuid[])
 INSERT INTO pressure (job_id, tier, since, changed_at, over_since)
 SELECT * FROM unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::timestamptz[])
 ON CONFLICT (job_id) DO UPDATE
-SET tier = excluded.tier, changed_at = excluded.changed_at, over_since = excluded.over_since
+SET tier = excluded.tier, since = excluded.since, changed_at = excluded.changed_at, over_since = excluded.over_since
 
 -- name: lift_holds
 -- Holds that were decided before and no longer are.
