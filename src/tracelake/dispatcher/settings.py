@@ -34,7 +34,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "observe_seconds": _SECONDS,
     "collect_seconds": _SECONDS,
     "installation_seconds": _SECONDS,
-    "pressure_low_mark": (0.0, 1.0),
+    # No pressure is below 0, so a trip would never end with a mark of 0.
+    "pressure_low_mark": (0.001, 1.0),
     "pressure_patience_seconds": (0.0, 86_400.0),
     "pressure_min_hold_seconds": (0.0, 86_400.0),
     "max_bulk_wait_seconds": (0.0, MAX_HEAD_START),
