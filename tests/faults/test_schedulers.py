@@ -1,7 +1,9 @@
-"""Schedulers and Dispatchers die, stand still and come back: each tick of a cron source exists once."""
+"""Schedulers and Dispatchers die, stand still and come back: each tick of a cron source exists once, and
+metrics say when no scheduler acts."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +16,7 @@ from tests.support.conversation import SQL
 from tests.support.processes import DispatcherProcess, SchedulerProcess
 from tests.support.proxies import Forwarder
 from tests.support.site import Databases, open_site
+from tracelake.contracts.sources import SCHEDULER_LEASE_SECONDS
 
 DAG = """
 name: clock
@@ -143,3 +146,37 @@ async def test_each_tick_exists_once_whatever_dies(databases: Databases, tmp_pat
         finally:
             await one.close()
             await two.close()
+
+
+async def shows(one: SchedulerProcess, acting: int) -> None:
+    [served] = await one.logged("metrics_served")
+    async with httpx.AsyncClient(timeout=30) as http, asyncio.timeout(SCHEDULER_LEASE_SECONDS + 20):
+        while f"tracelake_scheduler_acting {acting}.0\n" not in (await http.get(served["url"])).text:
+            assert one.exit_code is None, one.log()
+            await asyncio.sleep(0.2)
+
+
+async def test_no_scheduler_is_shown_to_act_while_the_dispatcher_is_away(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with (
+        open_site(databases, tmp_path, replicas=1) as site,
+        Forwarder(site.replicas[0].internal_url) as way,
+    ):
+        [replica] = site.replicas
+        token = replica.worker_headers["X-Trace-Worker-Token"]
+        one = SchedulerProcess(tmp_path, internal_url=way.url, worker_token=token, name="one")
+        try:
+            one.launch()
+            await shows(one, 1)
+            way.cut()
+            await shows(one, 0)
+            way.lead_to(replica.internal_url)
+            await shows(one, 1)
+            replica.stop()
+            await shows(one, 0)
+            replica.resume()
+            await shows(one, 1)
+        finally:
+            replica.resume()
+            await one.close()

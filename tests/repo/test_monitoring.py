@@ -28,6 +28,7 @@ TARGET = {"job", "instance", "part"}
 PROMETHEUS = {"up": set[str]()}
 SAMPLES = {name: set(labels) for each in documented() for name, labels in each.samples.items()} | PROMETHEUS
 DURATION = re.compile(r"\d+[smhd]")
+ONE_PER_FOLLOWER = {"tracelake_rpc_endpoint_ok"}
 FIXED_VALUES = {
     "condition": {each.value for each in ChainCondition},
     "part": {*EXPORTED},
@@ -149,6 +150,19 @@ def test_a_chain_stands_still_by_the_number_of_its_head_while_that_is_known() ->
     assert "tracelake_chain_head_age_seconds" not in named, "a block's own time says nothing of now"
     assert named["tracelake_chain_head_block"], "its changes"
     assert not named["tracelake_chain_known_age_seconds"]
+
+
+def test_an_alert_about_what_must_be_there_also_fires_without_a_sample() -> None:
+    """A process that is gone exports nothing, and a comparison with nothing is no alert."""
+    expected = {
+        each.metric
+        for rule in alerts()
+        if re.search(r"== 0$|time\(\) -", rule["expr"])
+        for each in read_promql(rule["expr"]).selectors
+    }
+    asked = {metric for rule in alerts() for metric in re.findall(r"absent\((\w+)", rule["expr"])}
+    assert expected - ONE_PER_FOLLOWER <= asked
+    assert "tracelake_scheduler_acting" in asked
 
 
 def test_the_dashboard_is_whole() -> None:

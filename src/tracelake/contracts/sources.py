@@ -20,6 +20,8 @@ TICKS_PATH = "/internal/ticks"
 SOURCE_BODY_PATH = "/internal/source-body"
 TASK_SOURCE_BODY_PATH = "/v1/task/source-body"
 MAX_TICKS = 200
+SCHEDULER_LEASE_SECONDS = 10.0
+"""A scheduler that hasn't asked for this long doesn't act any more."""
 MAX_HOOK_BYTES = 256 * 1024
 """The largest body of a delivery."""
 MAX_INLINE_BODY = 32 * 1024

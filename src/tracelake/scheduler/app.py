@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from time import monotonic
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tracelake.contracts.sources import SCHEDULER_LEASE_SECONDS
 from tracelake.domain.errors import TracelakeError
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.scheduler.ticks import RoundResult, run_round
@@ -42,9 +44,14 @@ class SchedulerSettings:
 
 class SchedulerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._acting = Gauge(
-            "tracelake_scheduler_acting", "1 for the scheduler that acts.", registry=registry
+        self._acts_until = float("-inf")
+        acting = Gauge(
+            "tracelake_scheduler_acting",
+            "1 for the scheduler that acts, until its lease has run out.",
+            registry=registry,
         )
+        # As of the scrape: while the Dispatcher is away, a round has no end that could set it.
+        acting.set_function(lambda: monotonic() < self._acts_until)
         self._ticks = Counter(
             "tracelake_scheduler_ticks_total", "Ticks sent, by answer.", ["state"], registry=registry
         )
@@ -60,8 +67,10 @@ class SchedulerMetrics:
             registry=registry,
         )
 
+    def answered(self, acting: bool) -> None:
+        self._acts_until = monotonic() + SCHEDULER_LEASE_SECONDS if acting else float("-inf")
+
     def count(self, done: RoundResult) -> None:
-        self._acting.set(done.acting)
         self._skipped.inc(done.skipped)
         for tick in done.sent:
             self._ticks.labels(tick.state).inc()
@@ -104,7 +113,7 @@ async def _serve(
     while True:
         began = loop.time()
         try:
-            done = await run_round(client, settings.scheduler_id)
+            done = await run_round(client, settings.scheduler_id, metrics.answered)
         except TracelakeError as error:
             # The next round finds the same ticks due.
             _log.error("round_failed", reason=error.reason, error=error.message)

@@ -7,7 +7,7 @@ repeated, or cut off anywhere, makes no tick twice and loses none: the next one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -69,8 +69,12 @@ def due_of(sources: Sequence[ScheduledSource], now: datetime) -> DueRound:
     return DueRound(ticks, skipped, min(upcoming, default=None))
 
 
-async def run_round(client: TickClient, scheduler_id: str) -> RoundResult:
+async def run_round(
+    client: TickClient, scheduler_id: str, on_answer: Callable[[bool], None] = lambda acting: None
+) -> RoundResult:
+    """``on_answer`` is called with each of the Dispatcher's answers: whether this scheduler acts."""
     answer = await client.schedules(scheduler_id)
+    on_answer(answer.acting)
     if not answer.acting:
         return RoundResult(False, answer.now, None, [], 0)
     found = due_of(answer.sources, answer.now)
@@ -78,4 +82,5 @@ async def run_round(client: TickClient, scheduler_id: str) -> RoundResult:
     # In order: a later tick of a source makes the earlier ones known.
     for start in range(0, len(found.ticks), MAX_TICKS):
         sent += await client.send_ticks(found.ticks[start : start + MAX_TICKS])
+        on_answer(True)
     return RoundResult(True, answer.now, found.next_at, sent, found.skipped)

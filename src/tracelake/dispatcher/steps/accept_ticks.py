@@ -14,6 +14,7 @@ from datetime import datetime
 import structlog
 
 from tracelake.contracts.sources import (
+    SCHEDULER_LEASE_SECONDS,
     SchedulesRequest,
     SchedulesResponse,
     SourceRan,
@@ -35,7 +36,6 @@ from tracelake.store import dags, jobs, sources
 from tracelake.store.db import DeployLock, Transaction, database_now
 from tracelake.store.sources import SourceRow
 
-SCHEDULER_LEASE_SECONDS = 10.0
 TICKS_AT_ONCE = 100
 """Ticks that one transaction makes: it holds its source's lock, and keeps deploys away, for no longer."""
 
