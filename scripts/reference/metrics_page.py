@@ -126,7 +126,9 @@ Prometheus finds them, is in [the runbook](runbook.md#what-to-watch); alert rule
 [deploy/monitoring](../deploy/monitoring/README.md).
 
 Gauges about the state of the installation come from the Dispatcher, every five seconds; replicas show the same, so
-take the maximum. Labels are names of deployed things, of configured endpoints, or from fixed sets.
+take the maximum. While a database is away they keep their last values, but for ages, which grow, and
+`tracelake_observed_timestamp_seconds` says since when. Labels are names of deployed things, of configured
+endpoints, or from fixed sets.
 
 """
 

@@ -1,14 +1,17 @@
 """The Dispatcher's metrics: counters and latencies of steps, and gauges of the state database.
 
-Steps count after their commit. A loop refreshes the gauges, so that a scrape costs the database nothing.
+Steps count after their commit. Loops refresh the gauges, so that a scrape costs the database nothing. A database is
+read as a whole before a gauge is changed: no scrape comes in between and finds series missing. While it is away,
+gauges keep their last values, but for ages, which grow; ``tracelake_observed_timestamp_seconds`` says since when.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from dataclasses import dataclass
+from time import monotonic, perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -20,7 +23,9 @@ from tracelake.domain.pressure import PressureSettings
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
 from tracelake.store import chains, outbox, pressure, waiting
-from tracelake.store.db import Database, DeployLock, Transaction
+from tracelake.store.db import Database, DeployLock, Row, Transaction
+from tracelake.store.outbox import OutboxLag
+from tracelake.store.waiting import ServedRuntime
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SQL = sqlfiles.load("tracelake.store.sql", "metrics.sql")
@@ -30,6 +35,10 @@ _ENDPOINT_STATE = re.compile(
 _MOST_ENDPOINTS = 16
 _IN_ORDER = ("ok", "unknown")
 _EMPTY = QueueDepth(0, 0, 0, 0, 0.0)
+_OVERDUE_SECONDS = 15.0
+"""Not at once: most of what waits at one refresh is gone at the next."""
+_AGES = ("head_age_seconds", "known_age_seconds")
+STATE, QUEUE = _STORES = ("state", "queue")
 
 
 class StepMetrics:
@@ -76,8 +85,23 @@ class StepMetrics:
             self.step_seconds.labels(step).observe(perf_counter() - began)
 
 
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """What the gauges show of the state database, read in one transaction."""
+
+    queued: Sequence[Row]
+    pressure: PressureReport
+    dead_letters: Sequence[Row]
+    runtimes: Sequence[ServedRuntime]
+    deliveries: Sequence[Row]
+    outbox: OutboxLag
+    given_up: int
+    chains: Sequence[ChainStatus]
+
+
 class StateGauges:
-    """Numbers of waiting and running things, as of the last pass of the loop."""
+    """Numbers of waiting and running things, as of the last pass of the loops. Showing them begins by clearing:
+    label sets that have gone would keep their last value forever."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -128,20 +152,61 @@ class StateGauges:
             "sent": gauge("delivery_sent", "Rows that the receiver has accepted.", *labels),
             "retracted": gauge("delivery_retracted", "Retractions that it has accepted.", *labels),
         }
+        self.observed = gauge(
+            "observed_timestamp_seconds",
+            "When gauges of the state database, or of the queue, were refreshed last; 0 is never.",
+            "store",
+        )
+        for store in _STORES:
+            self.observed.labels(store).set(0)
 
+    def show(self, found: ObservedState) -> None:
+        _clear(self.queued, self.queued_age, self.dead_letters, *self.delivery.values())
+        for row in found.queued:
+            labels = (row["runtime"], row["dag_name"], row["name"])
+            self.queued.labels(*labels).set(row["waiting"])
+            _show_age(self.queued_age.labels(*labels), row["oldest_seconds"])
+        for row in found.dead_letters:
+            self.dead_letters.labels(row["dataset"]).set(row["kept"])
+        for row in found.deliveries:
+            for name, each in self.delivery.items():
+                each.labels(row["dag_name"], row["name"]).set(row[name])
+        self._show_runtimes(found.runtimes)
+        self._show_pressure(found.pressure)
+        self.outbox_due.set(found.outbox.due)
+        _show_age(self.outbox_lag, found.outbox.oldest_seconds if found.outbox.due else None)
+        self.outbox_given_up.set(found.given_up)
+        self.observed.labels(STATE).set_to_current_time()
 
-def _show_pressure(report: PressureReport, gauges: StateGauges) -> None:
-    for each in (gauges.in_flight, gauges.max_in_flight, gauges.pressure, gauges.held):
-        each.clear()
-    for load in report.operators:
-        gauges.in_flight.labels(load.operator).set(load.running)
-        if load.max_in_flight is not None:
-            gauges.max_in_flight.labels(load.operator).set(load.max_in_flight)
-    for job in report.jobs:
-        gauges.pressure.labels(job.dag_name, job.job).set(job.pressure)
-    for hold in report.holds:
-        cause = f"{hold.cause_dag}/{hold.cause_job}"
-        gauges.held.labels(hold.dag_name, hold.job, cause).set(1)
+    def _show_runtimes(self, runtimes: Sequence[ServedRuntime]) -> None:
+        _clear(self.workers, self.worker_slots, self.worker_held)
+        for served in runtimes:
+            self.workers.labels(served.runtime).set(served.workers)
+            self.worker_slots.labels(served.runtime).set(served.slots)
+            self.worker_held.labels(served.runtime).set(served.held)
+
+    def _show_pressure(self, report: PressureReport) -> None:
+        _clear(self.in_flight, self.max_in_flight, self.pressure, self.held)
+        for load in report.operators:
+            self.in_flight.labels(load.operator).set(load.running)
+            if load.max_in_flight is not None:
+                self.max_in_flight.labels(load.operator).set(load.max_in_flight)
+        for job in report.jobs:
+            self.pressure.labels(job.dag_name, job.job).set(job.pressure)
+        for hold in report.holds:
+            cause = f"{hold.cause_dag}/{hold.cause_job}"
+            self.held.labels(hold.dag_name, hold.job, cause).set(1)
+
+    def show_queues(self, depths: Mapping[str, QueueDepth], names: Iterable[str]) -> None:
+        """``names`` are those of runtimes, which always are; a buffer's queue is known while it holds something."""
+        _clear(self.queue_visible, self.queue_in_flight, self.queue_age, self.queue_dead)
+        for name in {*names, *depths}:
+            depth = depths.get(name, _EMPTY)
+            self.queue_visible.labels(name).set(depth.visible)
+            self.queue_in_flight.labels(name).set(depth.in_flight)
+            _show_age(self.queue_age.labels(name), depth.oldest_age_seconds or None)
+            self.queue_dead.labels(name).set(depth.dead)
+        self.observed.labels(QUEUE).set_to_current_time()
 
 
 class ChainGauges:
@@ -174,18 +239,24 @@ class ChainGauges:
         )
 
     def show(self, chains: Sequence[ChainStatus]) -> None:
-        for gauge in (*self._of_field.values(), self._condition, self._endpoint):
-            # Label sets that have gone would keep their last value forever.
-            gauge.clear()
+        _clear(*self._of_field.values(), self._condition, self._endpoint)
         for chain in chains:
             labels = (chain.dag_name, chain.job)
             for name, gauge in self._of_field.items():
-                if (value := getattr(chain, name)) is not None:
+                value = getattr(chain, name)
+                if value is not None and name in _AGES:
+                    _show_age(gauge.labels(*labels), value)
+                elif value is not None:
                     gauge.labels(*labels).set(value)
             for condition in ChainCondition:
                 self._condition.labels(*labels, condition.value).set(condition == chain.condition)
             for endpoint, state in endpoint_states(chain.endpoint_states):
                 self._endpoint.labels(*labels, endpoint).set(state in _IN_ORDER)
+
+
+def _clear(*gauges: Gauge) -> None:
+    for gauge in gauges:
+        gauge.clear()
 
 
 def endpoint_states(reported: str | None) -> list[tuple[str, str]]:
@@ -195,53 +266,39 @@ def endpoint_states(reported: str | None) -> list[tuple[str, str]]:
     return found[:_MOST_ENDPOINTS]
 
 
-async def observe_state(
-    db: Database, queue: Queue, runtimes: RuntimeRegistry, gauges: StateGauges, followers: ChainGauges
-) -> None:
-    """Refresh the gauges once."""
-
-    async def work(tx: Transaction) -> None:
-        # Label sets that have gone would keep their last value forever.
-        gauges.queued.clear()
-        gauges.queued_age.clear()
-        for row in await tx.fetch(SQL.queued):
-            labels = (row["runtime"], row["dag_name"], row["name"])
-            gauges.queued.labels(*labels).set(row["waiting"])
-            gauges.queued_age.labels(*labels).set(row["oldest_seconds"])
-        _show_pressure(await pressure.report(tx, PressureSettings()), gauges)
-        gauges.dead_letters.clear()
-        for row in await tx.fetch(SQL.dead_letters):
-            gauges.dead_letters.labels(row["dataset"]).set(row["kept"])
-        for gauge in (gauges.workers, gauges.worker_slots, gauges.worker_held):
-            gauge.clear()
-        for served in (await waiting.served_runtimes(tx)).values():
-            gauges.workers.labels(served.runtime).set(served.workers)
-            gauges.worker_slots.labels(served.runtime).set(served.slots)
-            gauges.worker_held.labels(served.runtime).set(served.held)
-        for each in gauges.delivery.values():
-            each.clear()
-        for row in await tx.fetch(SQL.deliveries):
-            for name, each in gauges.delivery.items():
-                each.labels(row["dag_name"], row["name"]).set(row[name])
-        lag = await outbox.lag(tx)
-        gauges.outbox_due.set(lag.due)
-        gauges.outbox_lag.set(lag.oldest_seconds)
-        for row in await tx.fetch(SQL.given_up):
-            gauges.outbox_given_up.set(row["given_up"])
-        followers.show((await chains.chains(tx)).chains)
-
-    await db.run(work, lock=DeployLock.NONE)
-    await _observe_queues(queue, runtimes.queues(), gauges)
+async def observe_state(db: Database, gauges: StateGauges, followers: ChainGauges) -> None:
+    """Refresh what the state database knows."""
+    found = await db.run(_read_state, lock=DeployLock.NONE)
+    gauges.show(found)
+    followers.show(found.chains)
 
 
-async def _observe_queues(queue: Queue, names: Iterable[str], gauges: StateGauges) -> None:
-    depths = await queue.depths()
-    # A buffer's queue is only known while it holds something.
-    for each in (gauges.queue_visible, gauges.queue_in_flight, gauges.queue_age, gauges.queue_dead):
-        each.clear()
-    for name in {*names, *depths}:
-        depth = depths.get(name, _EMPTY)
-        gauges.queue_visible.labels(name).set(depth.visible)
-        gauges.queue_in_flight.labels(name).set(depth.in_flight)
-        gauges.queue_age.labels(name).set(depth.oldest_age_seconds or 0.0)
-        gauges.queue_dead.labels(name).set(depth.dead)
+async def observe_queues(queue: Queue, runtimes: RuntimeRegistry, gauges: StateGauges) -> None:
+    """Refresh what the queue knows, which may be there while the state database isn't."""
+    gauges.show_queues(await queue.depths(), runtimes.queues())
+
+
+async def _read_state(tx: Transaction) -> ObservedState:
+    return ObservedState(
+        queued=await tx.fetch(SQL.queued),
+        pressure=await pressure.report(tx, PressureSettings()),
+        dead_letters=await tx.fetch(SQL.dead_letters),
+        runtimes=list((await waiting.served_runtimes(tx)).values()),
+        deliveries=await tx.fetch(SQL.deliveries),
+        outbox=await outbox.lag(tx),
+        given_up=(await tx.fetch(SQL.given_up))[0]["given_up"],
+        chains=(await chains.chains(tx)).chains,
+    )
+
+
+def _show_age(gauge: Gauge, seconds: float | None) -> None:
+    """An age as observed now, 0 of nothing; it grows when it isn't observed again in time."""
+    observed = monotonic()
+
+    def age() -> float:
+        if seconds is None:
+            return 0.0
+        passed = monotonic() - observed
+        return max(0.0, seconds + (passed if passed > _OVERDUE_SECONDS else 0.0))
+
+    gauge.set_function(age)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.surfaces import Surfaces, open_surfaces
+from tracelake.dispatcher import metrics
 from tracelake.dispatcher.metrics import ChainGauges
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.upkeep import watch_sources
@@ -86,14 +88,19 @@ async def test_no_condition_outlives_what_it_was_made_of(api: Surfaces, ctx: Ste
     assert (found["condition"], found["running"]) == ("gone", True)
 
 
+def ages(registry: CollectorRegistry, name: str) -> list[float]:
+    return [sample.value for family in registry.collect() if family.name == name for sample in family.samples]
+
+
 async def test_the_metrics_say_the_same_and_take_no_label_from_a_report(
-    api: Surfaces, ctx: StepContext
+    api: Surfaces, ctx: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = CollectorRegistry()
     gauges = ChainGauges(registry)
     fence = await running(api, ctx)
     states = 'a ok, b suspect, c"} 1\n ok, ' + ", ".join(f"n{n} ok" for n in range(100))
-    await report(api, fence, lag_seconds=24.0, reorgs=3, endpoint_states=states, endpoints="SECRET")
+    sent = {"lag_seconds": 24.0, "reorgs": 3, "endpoint_states": states, "endpoints": "SECRET"}
+    await report(api, fence, head_time=int(time.time()), **sent)
     gauges.show((await ctx.db.run(chains)).chains)
     page = generate_latest(registry).decode()
     labels = 'dag="chain",job="tip"'
@@ -106,5 +113,10 @@ async def test_the_metrics_say_the_same_and_take_no_label_from_a_report(
     assert 'tracelake_rpc_endpoint_ok{dag="chain",endpoint="b",job="tip"} 0.0' in page
     assert page.count("tracelake_rpc_endpoint_ok{") == 16
     assert "SECRET" not in page
+    monkeypatch.setattr(metrics, "_OVERDUE_SECONDS", 0.0)
+    [known], [head] = (ages(registry, f"tracelake_chain_{what}_age_seconds") for what in ("known", "head"))
+    await asyncio.sleep(0.2)
+    assert ages(registry, "tracelake_chain_known_age_seconds")[0] >= known + 0.2, "it isn't read again"
+    assert ages(registry, "tracelake_chain_head_age_seconds")[0] >= head + 0.2
     gauges.show([])
     assert 'dag="chain"' not in generate_latest(registry).decode()

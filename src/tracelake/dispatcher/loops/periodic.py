@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tracelake.dispatcher.loops.balance_queues import balance_queues
 from tracelake.dispatcher.loops.deliver_outbox import OutboxDelivery
-from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
+from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_queues, observe_state
 from tracelake.dispatcher.settings import DispatcherSettings
 from tracelake.dispatcher.steps.accept_delivery import collect_bodies
 from tracelake.dispatcher.steps.context import StepContext
@@ -67,7 +67,12 @@ def periodic_loops(
         every(
             settings.observe_seconds,
             "observe",
-            lambda: observe_state(ctx.db, queue, ctx.runtimes, gauges, followers),
+            lambda: observe_state(ctx.db, gauges, followers),
+        ),
+        every(
+            settings.observe_seconds,
+            "observe queues",
+            lambda: observe_queues(queue, ctx.runtimes, gauges),
         ),
     ]
 

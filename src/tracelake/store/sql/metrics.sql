@@ -1,9 +1,9 @@
 -- name: queued
 -- Waiting tasks per job, as they were counted when they came and went, and the age of the oldest.
 SELECT j.runtime, j.dag_name, j.name, c.waiting,
-       coalesce(extract(epoch FROM tl_now() - (
+       extract(epoch FROM tl_now() - (
             SELECT t.ready_at FROM task t WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled
-            ORDER BY t.ready_at LIMIT 1)), 0)::float8 AS oldest_seconds
+            ORDER BY t.ready_at LIMIT 1))::float8 AS oldest_seconds
 FROM (SELECT job_id, sum(waiting) AS waiting FROM queue_count GROUP BY 1 HAVING sum(waiting) > 0) c
 JOIN job j USING (job_id)
 

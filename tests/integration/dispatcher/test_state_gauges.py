@@ -1,0 +1,102 @@
+"""What the Dispatcher's gauges show while they are refreshed, and while the state database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.support.conversation import SQL, Conversation, dag, reactive, source
+from tracelake.dispatcher import metrics
+from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.domain.errors import Unavailable
+from tracelake.queue.base import QueueDepth
+from tracelake.store.db import Database, open_pool
+
+WAITING = 'tracelake_tasks_queued{dag="chain",job="down",runtime="ecs_python"}'
+OLDEST = 'tracelake_tasks_queued_oldest_seconds{dag="chain",job="down",runtime="ecs_python"}'
+OBSERVED = 'tracelake_observed_timestamp_seconds{store="%s"}'
+BUFFER = 'tracelake_queue_oldest_seconds{queue="buffer-a"}'
+
+
+class Scraped:
+    """The gauges as Prometheus finds them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.state = StateGauges(self.registry)
+        self.chains = ChainGauges(self.registry)
+
+    def page(self) -> dict[str, float]:
+        lines = generate_latest(self.registry).decode().splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        }
+
+
+@pytest.fixture
+def talk(ctx: StepContext) -> Conversation:
+    return Conversation(ctx)
+
+
+async def deploy_one_that_waits(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("down", "src", max_queue_depth=10)))
+    await talk.trigger(0, 0)
+    await talk.pass_time(60)
+
+
+@pytest.mark.parametrize("table", ["queue_count", "dead_letter", "worker", "delivery", "outbox"])
+async def test_a_scrape_during_a_refresh_finds_every_series(
+    talk: Conversation, state_dsn: str, table: str
+) -> None:
+    await deploy_one_that_waits(talk)
+    scraped = Scraped()
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    before = scraped.page()
+    assert before[WAITING] == 1
+    await talk.trigger(1, 1)
+    other = await asyncpg.connect(state_dsn)
+    try:
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {table}")
+            refresh = asyncio.create_task(observe_state(talk.ctx.db, scraped.state, scraped.chains))
+            async with asyncio.timeout(5):
+                while not await other.fetchval(SQL.waiting_sessions):
+                    await asyncio.sleep(0.01)
+            assert scraped.page() == before
+        await refresh
+    finally:
+        await other.close()
+    assert scraped.page()[WAITING] == 2
+
+
+async def test_a_database_that_is_away_shows_in_the_time_and_in_the_ages(
+    talk: Conversation, state_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await deploy_one_that_waits(talk)
+    scraped = Scraped()
+    assert [scraped.page()[OBSERVED % store] for store in ("state", "queue")] == [0, 0], "never"
+    pool = await open_pool(state_dsn, min_size=1, max_size=1)
+    started = time.time()
+    await observe_state(Database(pool), scraped.state, scraped.chains)
+    scraped.state.show_queues({"buffer-a": QueueDepth(1, 0, 0, 0, 7.0)}, ["runtime-a"])
+    await pool.close()
+    seen = scraped.page()
+    assert min(seen[OBSERVED % store] for store in ("state", "queue")) >= started - 0.001
+    assert (60 <= seen[OLDEST] < 120, seen[BUFFER]) == (True, 7)
+    with pytest.raises(Unavailable):
+        await observe_state(Database(pool), scraped.state, scraped.chains)
+    assert scraped.page() == seen, "a refresh isn't overdue yet"
+    monkeypatch.setattr(metrics, "_OVERDUE_SECONDS", 0.1)
+    await asyncio.sleep(0.2)
+    later = scraped.page()
+    ages = {OLDEST, BUFFER, "tracelake_outbox_oldest_seconds"}
+    assert min(later[name] - seen[name] for name in ages) >= 0.2
+    assert {name: value for name, value in later.items() if name not in ages} == {
+        name: value for name, value in seen.items() if name not in ages
+    }, "an empty queue has no age, and the time stands still"
