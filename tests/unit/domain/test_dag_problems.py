@@ -106,13 +106,6 @@ def test_the_base_is_right() -> None:
         ),
         (
             "{kind: manual}",
-            "{kind: manual}\n    operator: noop\n    runtime: dispatcher\n    max_attempts: 2",
-            9,
-            "jobs[0].max_attempts",
-            "no effect on a manual source without code",
-        ),
-        (
-            "{kind: manual}",
             "{kind: cron, schedule: '* 2 * 3 SUN#2', timezone: America/New_York}",
             6,
             "jobs[0].source.schedule",
@@ -695,18 +688,9 @@ def test_a_dag_without_jobs_is_refused(jobs: str) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        "runtime: ecs_python",
         "config: {size: 5}",
         "secrets: KEY",
-        "max_attempts: 2",
-        "retry: {base: 5s, max: 10s}",
-        "timeout_seconds: 5",
-        "heartbeat_timeout_seconds: 5",
-        "scaling: {max_concurrency: 2}",
         "idle_timeout: 5m",
-        "max_queue_depth: 5",
-        "max_queue_age: 5m",
-        "update_strategy: replace",
         "unique_key: id",
     ],
 )

@@ -11,7 +11,7 @@ refused after all or the process dies, is removed: at once, or by ``collect_bodi
 
 Deliveries per source are limited by an allowance that refills with time and is kept with the source, for all
 replicas. Only authentic calls use it up: others can't keep a source from its deliveries. How many bodies are waited
-for at a time is bounded by the route, which asks ``check_hook`` before it waits for one.
+for at a time is bounded by the route.
 """
 
 from __future__ import annotations
@@ -52,13 +52,6 @@ COLLECT_BATCH = 100
 Decided = AcceptedRequest | DeliveryAccepted | RateLimited
 
 log = structlog.get_logger(__name__)
-
-
-async def check_hook(ctx: StepContext, dag: str, job: str) -> None:
-    """Raises ``NotFound`` unless there is such a webhook."""
-    if await ctx.db.run(lambda tx: sources.webhook(tx, dag, job), lock=DeployLock.NONE) is None:
-        ctx.metrics.source_requests.labels(SourceKind.WEBHOOK.value, "refused").inc()
-        raise _unknown(dag, job)
 
 
 async def accept_delivery(

@@ -87,7 +87,7 @@ def _check_activation(draft: JobDraft, problems: Problems) -> None:
     if not draft.outputs:
         problems.add_unless_known((*draft.path, "outputs"), "a source needs at least one output")
     if spec.source_kind not in (None, SourceKind.ALWAYS_ON) and not spec.runs_code:
-        for declared in draft.outputs[1:]:
+        for declared in draft.outputs[1:] if spec.source_kind is not SourceKind.MANUAL else ():
             problems.add_unless_known(
                 declared.path, f"a {spec.source_kind} source without code has its events on output 0 only"
             )

@@ -40,7 +40,7 @@ from tracelake.domain.dag.model import (
 from tracelake.domain.dag.problems import Map, Path, Seq, plain
 from tracelake.domain.errors import Invalid
 from tracelake.domain.operators.catalog import NOOP, UDF, complete_config, default_output_count
-from tracelake.domain.runtimes import DISPATCHER
+from tracelake.domain.runtimes import DISPATCHER, LAMBDA
 from tracelake.domain.schedule import parse_schedule, parse_zone, zone_names
 from tracelake.domain.where import Where
 from tracelake.domain.where_parse import parse_where
@@ -77,11 +77,8 @@ JOB_FIELDS = SETTINGS_FIELDS | {
     "secrets",
     "udf",
 }
-# What a source that is nothing but its events has no use for. ``priority`` and ``backpressure`` it has: it is held.
-FIELDS_OF_CODE = (
-    *("config", "secrets", "max_attempts", "retry", "timeout_seconds", "heartbeat_timeout_seconds"),
-    *("scaling", "idle_timeout", "max_queue_depth", "max_queue_age", "update_strategy", "unique_key"),
-)
+# On a source that is nothing but its events they tell that its code was forgotten.
+FIELDS_OF_CODE = ("config", "secrets", "idle_timeout", "unique_key")
 CRON_FIELDS = frozenset({"schedule", "timezone", "catch_up"})
 WEBHOOK_FIELDS = frozenset({"signature"})
 SOURCE_FIELDS = frozenset({"kind"}) | CRON_FIELDS | WEBHOOK_FIELDS
@@ -151,7 +148,8 @@ def read_job(fields: Fields, defaults: JobSettings, default_runtime: str | None)
     # A source that is nothing but its events runs nowhere.
     if activation is Activation.SOURCE and kind not in (None, SourceKind.ALWAYS_ON) and not runs_code:
         default_runtime = default_runtime or DISPATCHER
-        _refuse_fields_of_code(fields, kind)
+        if kind is not SourceKind.MANUAL:
+            _refuse_fields_of_code(fields, kind)
     inputs, input_paths = _read_inputs(fields)
     strategy = fields.choice("execution_strategy", ExecutionStrategy)
     if activation is Activation.REACTIVE:
@@ -247,8 +245,7 @@ def _runs_code(fields: Fields, kind: SourceKind | None, operator: str) -> bool:
 def _refuse_fields_of_code(fields: Fields, kind: SourceKind) -> None:
     """They would seem to do something; most likely the code was forgotten."""
     useless = [name for name in FIELDS_OF_CODE if fields.has(name)]
-    # Files of manual sources have always named some runtime.
-    if kind is not SourceKind.MANUAL and fields.has("runtime") and fields.string("runtime") != DISPATCHER:
+    if fields.has("runtime") and fields.string("runtime") == LAMBDA:
         useless.append("runtime")
     for name in useless:
         fields.wrong(
