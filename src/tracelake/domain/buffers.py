@@ -80,6 +80,7 @@ _TYPES: Mapping[ColumnType, Any] = {
     ColumnType.DOUBLE: float,
     ColumnType.UUID: UUID,
 }
+_READ_AS_TEXT = frozenset({ColumnType.NUMERIC, ColumnType.UUID, ColumnType.JSONB})
 _PYTHON_TYPES: Mapping[ColumnType, type] = {
     ColumnType.TEXT: str,
     ColumnType.BIGINT: int,
@@ -145,10 +146,16 @@ def _decoder(schema: BufferSchema, org_id: str) -> RecordDecoder:
     return RecordDecoder(schema.columns, schema.unique, own)
 
 
-def literal_problems(tree: Predicate, types: Mapping[str, ColumnType]) -> Iterator[str]:
-    """Comparisons of a predicate that are unknown for every row, since the literal is none of the column's type."""
+def literal_problems(
+    tree: Predicate, types: Mapping[str, ColumnType], *, of_input: bool = False
+) -> Iterator[str]:
+    """Comparisons of a predicate that are unknown for every row, since the literal is none of the column's type.
+    ``of_input``: on rows as jobs read them, for which some types are text."""
     for column, literal in compared_literals(tree):
         kind = types.get(column)
+        if kind is not None and of_input and kind in _READ_AS_TEXT and not isinstance(literal, str):
+            yield f"{column} is {kind.value}, which an input has as text: {literal_text(literal)} needs quotes"
+            continue
         # JSON has values of several types, and other columns are refused elsewhere or null.
         if kind is None or kind is ColumnType.JSONB:
             continue

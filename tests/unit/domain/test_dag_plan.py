@@ -286,6 +286,19 @@ def test_a_condition_on_a_buffered_dataset_that_no_row_fulfils_is_refused_at_its
         plan(reading(where))
 
 
+def test_a_number_beside_a_column_that_an_input_has_as_text_is_refused() -> None:
+    base = edited(("columns: {id: text}", "columns: {id: text, amount: numeric}"))
+    old = "inputs: [{from: {dataset: events}}]"
+    for literal, right in (("5", False), ("'5'", True), ("'five'", False)):
+        text = READER.replace(old, f'inputs: [{{from: {{dataset: events}}, where: "amount = {literal}"}}]')
+        world = {**ACTIVE, "base": spec(base)}
+        if right:
+            plan_deploy(spec(text), world)
+        else:
+            with pytest.raises(InvalidDag, match="amount is numeric"):
+                plan_deploy(spec(text), world)
+
+
 def test_unpublishing_what_nobody_reads_is_fine() -> None:
     text = READER[: READER.index("publish:")]
     found = plan(text)

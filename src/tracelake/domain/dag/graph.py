@@ -273,7 +273,7 @@ def _never_matching(new: DagSpec, after: DagGraph) -> Iterator[tuple[Path, str]]
             if isinstance(source, BufferedRef) and edge.where is not None:
                 types = {name: ColumnType(kind) for name, kind in PLATFORM_COLUMNS.items()}
                 types |= {column.name: column.type for column in source.dataset.columns}
-                for message in literal_problems(edge.where.tree, types):
+                for message in literal_problems(edge.where.tree, types, of_input=True):
                     yield (*_input_path(new, job.name, index), "where"), message
 
 
