@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MAX_LINE = 2048
 MAX_LINES = 100
 _HELLO = "tracelake"
 _REFUSALS = 400
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class Mailer:
     async def send(
         self, server: MailServer, sender: str, recipients: Sequence[str], mail: bytes, seconds: float
     ) -> None:
-        """Raises ``Blocked``, ``NotSent``, ``MailRefused`` or ``TryUnanswered``. The lines of ``mail`` end
-        in CRLF."""
+        """Raises ``Blocked``, ``NotSent``, ``MailRefused`` or ``TryUnanswered``."""
         session = _Session(server, self._tls)
         try:
             async with asyncio.timeout(seconds):
@@ -147,8 +148,9 @@ class _Session:
             await self._ask(f"RCPT TO:<{recipient}>", 250, 251)
         await self._ask("DATA", 354)
         assert self._writer is not None
-        # A line that is one dot would end the mail early.
-        stuffed = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in mail.split(b"\r\n"))
+        # A line that is one dot would end the mail early, and some servers take a bare CR or LF for a line's end.
+        lines = _LINE_END.split(mail)
+        stuffed = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in lines)
         self._submitted = True
         self._writer.write(stuffed.removesuffix(b"\r\n") + b"\r\n.\r\n")
         await self._expect(250)

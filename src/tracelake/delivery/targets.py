@@ -12,8 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.message import EmailMessage
-from email.policy import SMTP
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Protocol, assert_never
 from urllib.parse import unquote
@@ -23,6 +21,7 @@ import msgspec
 from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, DeliveryMessage, TryVerdict
 from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
 from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
+from tracelake.delivery.mail_text import mail_bytes
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
 from tracelake.domain import standard_webhooks
 from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
@@ -185,18 +184,18 @@ class EmailReceiver:
     def _mail(self, message: DeliveryMessage) -> bytes:
         text = shown_text(message)
         first = _CONTROL.sub(" ", text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
-        mail = EmailMessage(policy=SMTP)
-        mail["From"] = self._target.sender
-        mail["To"] = ", ".join(self._target.recipients)
-        mail["Subject"] = first or f"{self._config.spec.dataset}: {message.kind}"
-        mail["Date"] = format_datetime(datetime.now(UTC))
         domain = self._target.sender.rpartition("@")[2]
-        mail["Message-ID"] = f"<{message_key(message)}@{domain}>"
+        headers = {
+            "From": self._target.sender,
+            "To": ",\r\n ".join(self._target.recipients),
+            "Date": format_datetime(datetime.now(UTC)),
+            "Message-ID": f"<{message_key(message)}@{domain}>",
+            "Auto-Submitted": "auto-generated",
+        }
         if message.kind == "retracted":
-            mail["X-Tracelake-Retracts"] = message.record_id
-        mail["Auto-Submitted"] = "auto-generated"
-        mail.set_content(f"{text}\n\n{self._config.dag_name}/{self._config.spec.name}\n")
-        return mail.as_bytes()
+            headers["X-Tracelake-Retracts"] = message.record_id
+        subject = first or f"{self._config.spec.dataset}: {message.kind}"
+        return mail_bytes(headers, subject, f"{text}\n\n{self._config.dag_name}/{self._config.spec.name}\n")
 
 
 def open_target(config: DeliveryConfig, parts: TargetParts) -> Receiver:

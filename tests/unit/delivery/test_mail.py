@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from email import message_from_bytes
+from email.header import decode_header, make_header
 from uuid import UUID
 
 import pytest
@@ -158,6 +160,61 @@ async def test_a_row_that_speaks_smtp_is_content() -> None:
         assert each.mail["Bcc"] is None
         assert "MAIL FROM:<evil@inner.example>" in each.text
         assert max(len(line) for line in each.raw.split(b"\r\n")) <= 998
+
+
+SMUGGLED = "Bcc:_victim@inner.example=0d=0aReply-To:_evil@inner.example"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        f"=?utf-8?q?=0d=0a{SMUGGLED}?=",
+        f"=?utf-8?q?=0a{SMUGGLED}?=",
+        "=?utf-8?q?=0d=0a=0d=0aFake_body?=",
+        "=?utf-8?q?=0a.=0d=0aMAIL_FROM:<evil@inner.example>=0d=0aDATA?=",
+        "=?utf-8?b?DQpCY2M6IHZpY3RpbUBpbm5lci5leGFtcGxl?=",
+        "=?iso-8859-1?q?=0dBcc:_x?= =?utf-8?q?=0aBcc:_x?=",
+        "größer =?utf-8?q?=0d=0aBcc:_x?=",
+    ],
+)
+async def test_an_encoded_word_in_a_row_stays_the_text_that_it_is(word: str) -> None:
+    async with MailServerOfTest() as server:
+        assert (await sent(f" {word} x\nthe body {word}", server)).result == "sent"
+    [mail] = server.mails
+    head = mail.raw.partition(b"\r\n\r\n")[0]
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n") if not line.startswith(b" ")]
+    assert sorted(names) == [
+        *(
+            b"Auto-Submitted",
+            b"Content-Transfer-Encoding",
+            b"Content-Type",
+            b"Date",
+            b"From",
+            b"MIME-Version",
+        ),
+        *(b"Message-ID", b"Subject", b"To"),
+    ]
+    assert b"\r" not in mail.raw.replace(b"\r\n", b"")
+    assert b"\n" not in mail.raw.replace(b"\r\n", b"")
+    [subject] = [line for line in message_from_bytes(mail.raw).raw_items() if line[0] == "Subject"]
+    assert str(make_header(decode_header(str(subject[1])))) == f"{word} x"
+    assert (mail.recipients, [each.split()[0] for each in server.commands if each != "QUIT"]) == (
+        TO,
+        ["EHLO", "MAIL", "RCPT", "RCPT", "DATA"],
+    )
+    assert f"the body {word}" in mail.text
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+async def test_whatever_ends_a_line_a_dot_alone_ends_no_mail(end: bytes) -> None:
+    async with MailServerOfTest() as server:
+        target = MailServer.parse(f"smtp://{HOST}:{server.port}", Allowance.parse(HOST))
+        mailer = Mailer(ReceiverAddresses(Allowance.parse(HOST), _loopback), _TRUSTS_NOBODY)
+        mail = end.join([b"Subject: x", b"", b"a", b".", b"MAIL FROM:<evil@inner.example>", b"DATA", b""])
+        await mailer.send(target, SENDER, TO, mail, 30)
+    assert [each.raw.split(b"\r\n")[2:6] for each in server.mails] == [
+        [b"a", b".", b"MAIL FROM:<evil@inner.example>", b"DATA"]
+    ]
 
 
 @pytest.mark.parametrize(
