@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from typing import NoReturn
 from uuid import uuid4
 
 import asyncpg
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -26,6 +28,7 @@ from tracelake.contracts.deliveries import (
 from tracelake.contracts.dispatcher_api import ClaimRequest
 from tracelake.delivery.addresses import Allowance
 from tracelake.delivery.delivery_task import Patience
+from tracelake.delivery.rows import RowPlanner
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
@@ -117,6 +120,40 @@ async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
     publisher = await scene.buffers.publisher()
     await publisher.publish(*({"key": key, "note": key, **more} for key in keys))
     await scene.buffers.until_has(*keys)
+
+
+async def test_rows_that_python_cannot_hold_stop_nothing_behind_them(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery(template="{{payload.n}}"))
+    async with scene.delivering():
+        await published(scene, "huge", payload=msgspec.Raw(b'{"n": 1e5000}'))
+        # The sink's client writes this one as infinity.
+        await published(scene, "late", happened_at="9999-12-31T23:59:59.999999Z")
+        await published(scene, "behind", payload={"n": 7})
+        await scene.until_recorded(sent=2, dead=1, waiting=0)
+    first, second = scene.receiver.received
+    assert json.loads(first.body, parse_int=str)["data"]["payload"]["n"] == "1" + "0" * 5000
+    assert (second.json["text"], second.json["data"]["note"]) == ("7", "behind")
+    [letter] = scene.show(state="dead").messages
+    assert "happened_at can't be read" in (letter.error or "")
+    assert scene.show().last_error == letter.error
+
+
+async def test_a_delivery_whose_attempts_fail_shows_why_until_one_does_not(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise ValueError("the planner is broken")
+
+    scene.deploy(scene.delivery())
+    with monkeypatch.context() as patched:
+        patched.setattr(RowPlanner, "add", broken)
+        async with scene.delivering():
+            await published(scene, "w1")
+            await scene.until("the reason", lambda: scene.show().status == "failing")
+    assert "the planner is broken" in (scene.show().last_error or "")
+    async with scene.delivering():
+        await scene.until_recorded(sent=1)
+        assert scene.show().failing_since is None
 
 
 async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scene: DeliveryScene) -> None:

@@ -40,6 +40,7 @@ COLUMNS = {
     "note": "text",
     "severity": "text",
     "payload": "jsonb",
+    "happened_at": "timestamptz",
 }
 FOLLOWER: Mapping[str, Any] = {
     "name": "follower",

@@ -35,6 +35,8 @@ MAX_PRODUCERS = 1000
 """Producers whose rows may wait for finality while others go on."""
 
 RecordId = Annotated[str, Meta(min_length=1, max_length=80)]
+#: A schema that declares it may count from below zero.
+Revision = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MessageId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 MessageKind = Literal["row", "retracted"]
 MessageState = Literal["waiting", "sent", "dead", "dropped", "unchanged"]
@@ -82,7 +84,7 @@ Waits = Annotated[list[FinalityWait], Meta(max_length=MAX_PRODUCERS)]
 
 class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """``begin`` once per attempt: what an earlier attempt was sending may have arrived. ``trouble``: why nothing is
-    sent, if the cause is none of a message."""
+    sent, if the cause is none of a message; ``ready``: there is no such cause."""
 
     task_id: UUID
     attempt: Attempt
@@ -90,6 +92,7 @@ class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     begin: bool = False
     limit: Annotated[int, Meta(ge=0, le=MAX_WAITING)] = MAX_WAITING
     trouble: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] | None = None
+    ready: bool = False
 
 
 class DeliveryLoaded(Struct, frozen=True):
@@ -111,7 +114,7 @@ class PlannedRow(Struct, frozen=True, forbid_unknown_fields=True):
     """``refused``: why the row can't become a message; it is a dead letter at once."""
 
     record_id: RecordId
-    revision: Count
+    revision: Revision
     made_at: Count
     order_key: Annotated[str, Meta(max_length=4096)]
     data: str
@@ -124,7 +127,7 @@ class GoneRow(Struct, frozen=True, forbid_unknown_fields=True):
     """A record whose row was retracted, or no longer fulfils ``where``."""
 
     record_id: RecordId
-    revision: Count
+    revision: Revision
     made_at: Count
 
 

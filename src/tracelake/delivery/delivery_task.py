@@ -156,9 +156,11 @@ class DeliveryTask(PlatformTask):
 
     async def _load(self, *, begin: bool = False) -> DeliveryLoaded:
         held = self.held
+        # Not at once: what ends an attempt mostly does so at its beginning, and is shown until it doesn't.
+        ready = not begin and self._trouble is None and self._waits_for is None
         limit = max(0, MAX_WAITING - len(self._outgoing))
         found = await self._parts.client.load_delivery(
-            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, self._trouble)
+            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, self._trouble, ready)
         )
         if found.finalized != self._chains.finalized:
             self._rows_came.set()

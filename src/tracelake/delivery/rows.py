@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from tracelake.contracts.deliveries import (
+    MAX_ERROR_CHARS,
     MAX_MESSAGE_BYTES,
     MAX_PRODUCERS,
     DeliveryConfig,
@@ -32,7 +33,7 @@ from tracelake.domain.backoff import Backoff
 from tracelake.domain.buffers import BLOCK_NUMBER
 from tracelake.domain.dag.model import DeliveryTime, SlackTarget, WebhookTarget
 from tracelake.domain.errors import Unavailable
-from tracelake.domain.template import TextTemplate, describe, parse_template, shown
+from tracelake.domain.template import TextTemplate, describe, json_scalar, parse_template, shown
 from tracelake.postgres.sessions import KEEPALIVES
 from tracelake.settings import Secret
 
@@ -48,8 +49,17 @@ _RECONNECT_BACKOFF = Backoff(first=0.05, longest=2.0)
 _INTERRUPTIONS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _READ_SECONDS = 30
 StoredRow = Mapping[str, Any]
+"""Values by column. JSON is ``msgspec.Raw``, as the database writes it."""
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A value that Postgres can hold and Python can't: as the database writes it, and why."""
+
+    text: str
+    why: str
 
 
 class RowReader:
@@ -95,6 +105,8 @@ class RowReader:
     async def _open(self) -> psycopg.AsyncConnection[Any]:
         import psycopg
 
+        from tracelake.delivery import row_loaders
+
         if self._connection is None or self._connection.closed:
             self._connection = await psycopg.AsyncConnection.connect(
                 self._dsn.reveal(),
@@ -103,6 +115,7 @@ class RowReader:
                 application_name="tracelake-delivery",
                 options=f"-c statement_timeout={_READ_SECONDS}s -c timezone=UTC",
             )
+            row_loaders.register(self._connection)
         return self._connection
 
     @contextmanager
@@ -241,33 +254,55 @@ class RowPlanner:
     def _plan(self, portion: RowPortion, row: StoredRow, beyond: str | None) -> None:
         values = {name: row[name] for name in self._names if name in row}
         record = self._record_id(values)
-        spec = self._config.spec
-        holds = row["retracted_at"] is None and (spec.where is None or spec.where.matches(values))
-        if holds:
-            planned = self._planned(record, values, row, beyond)
+        planned = self._message(record, values, row, beyond)
+        if planned is not None:
             portion.rows.append(planned)
             # As it is sent: a character may have four bytes, and quotes within JSON are escaped once more.
             portion.size += len(msgspec.json.encode(planned))
         else:
             portion.gone.append(GoneRow(record, row["revision"], row["made_at_revision"]))
 
+    def _message(
+        self, record: str, values: dict[str, Any], row: StoredRow, beyond: str | None
+    ) -> PlannedRow | None:
+        """None for a row that doesn't hold. One that can't be judged or sent is a dead letter with its reason:
+        those behind it mustn't wait for it."""
+        if row["retracted_at"] is not None:
+            return None
+        where = self._config.spec.where
+        try:
+            for name, value in values.items():
+                if isinstance(value, Unreadable):
+                    raise ValueError(f"its {name} can't be read: {value.why}")
+            if where is not None and not where.matches(_Compared(values)):
+                return None
+            return self._planned(record, values, row, beyond)
+        except Exception as error:
+            refused = f"the row can't be made a message: {type(error).__name__}: {error}"
+            return self._dead(record, row, "".join(c if c.isprintable() else " " for c in refused))
+
+    def _dead(self, record: str, row: StoredRow, refused: str) -> PlannedRow:
+        revision, made_at = row["revision"], row["made_at_revision"]
+        refused = refused[:MAX_ERROR_CHARS]
+        return PlannedRow(record, revision, made_at, record, "", row["written_at"], None, refused)
+
     def _planned(self, record: str, values: dict[str, Any], row: StoredRow, beyond: str | None) -> PlannedRow:
         encoded = msgspec.json.encode(_plain(values))
+        if len(encoded) > MAX_MESSAGE_BYTES:
+            # Before its text is made: what that costs grows with the row.
+            size = f"{len(encoded):,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"
+            return self._dead(record, row, f"the row has {size}")
         key = self._config.spec.key
         order = record if key is None else f"{key}={shown(values.get(key))}"[:4000]
-        data, size, refused = encoded.decode(), len(encoded), beyond
-        if size > MAX_MESSAGE_BYTES:
-            data = ""
-            refused = f"the row has {size:,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"
         return PlannedRow(
             record,
             row["revision"],
             row["made_at_revision"],
             order,
-            data,
+            encoded.decode(),
             row["written_at"],
             self._text(values),
-            refused,
+            beyond,
         )
 
     def _text(self, values: StoredRow) -> str | None:
@@ -306,7 +341,26 @@ def escape_for_slack(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+class _Compared(Mapping[str, Any]):
+    """A row for a condition: JSON that is one text, number or truth value is compared as that."""
+
+    def __init__(self, values: StoredRow) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return json_scalar(value) if isinstance(value, msgspec.Raw) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 def _key_value(value: Any) -> str:
+    if isinstance(value, Unreadable):
+        return value.text
     # 1 and 1.0 are one key in the database.
     return str(value.normalize()) if isinstance(value, Decimal) else shown(value)
 

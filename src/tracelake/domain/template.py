@@ -3,14 +3,17 @@
 A placeholder names a column of the row, and below it, by dots, a key or an index of JSON: ``{{payload.hits.0}}``.
 There are no filters, conditions, loops or calls, so what a template can cost is known from its text: a template
 language with limits would have to be trusted to keep them. A value that is missing is empty, a long one is cut.
+
+JSON in a row is ``msgspec.Raw``, the text that the database wrote: a placeholder decodes the way to its value and
+nothing beside it, and a number is shown with the digits that it has.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -89,14 +92,33 @@ def _bad(start: int, what: str) -> Invalid:
 def _value(placeholder: Placeholder, row: TemplateRow) -> Any:
     value = row.get(placeholder.column)
     for part in placeholder.below:
-        if isinstance(value, Mapping):
-            value = value.get(part)
-        elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and part.isdecimal():
-            place = int(part[:9])
-            value = value[place] if place < len(value) else None
-        else:
-            return None
+        value = _below(value, part)
     return value
+
+
+def _below(value: Any, part: str) -> msgspec.Raw | None:
+    if not isinstance(value, msgspec.Raw):
+        return None
+    match bytes(value)[:1]:
+        case b"{":
+            return msgspec.json.decode(value, type=dict[str, msgspec.Raw]).get(part)
+        case b"[" if part.isdecimal():
+            items, place = msgspec.json.decode(value, type=list[msgspec.Raw]), int(part[:9])
+            return items[place] if place < len(items) else None
+        case _:
+            return None
+
+
+def json_scalar(value: msgspec.Raw) -> Any:
+    """A text, a truth value, an exact number, or None; an array or an object stays as it is."""
+    text = bytes(value).decode()
+    match text[:1]:
+        case "{" | "[":
+            return value
+        case '"' | "t" | "f" | "n":
+            return msgspec.json.decode(value)
+        case _:
+            return Decimal(text)
 
 
 def shown(value: Any) -> str:
@@ -112,8 +134,9 @@ def shown(value: Any) -> str:
             return f"0x{value.hex()}"
         case datetime():
             return value.isoformat()
-        case dict() | list():
-            return json.dumps(value, ensure_ascii=False, default=str)
+        case msgspec.Raw():
+            text = bytes(value).decode()
+            return shown(msgspec.json.decode(value)) if text[:1] in ('"', "n") else text
         case _:
             return str(value)
 

@@ -238,6 +238,19 @@ async def count_outcomes(
     await tx.execute(SQL.count_outcomes, delivery_id, sent, retracted, error)
 
 
+async def note_error(tx: Transaction, delivery_id: UUID, error: str) -> None:
+    await tx.execute(SQL.note_error, delivery_id, error)
+
+
+async def note_failures(tx: Transaction, failures: Sequence[tuple[UUID, str]]) -> None:
+    """Of attempts of deliveries, by their jobs."""
+    await tx.execute(SQL.note_failures, [job for job, _ in failures], [error for _, error in failures])
+
+
+async def note_ready(tx: Transaction, delivery_id: UUID) -> None:
+    await tx.execute(SQL.note_ready, delivery_id)
+
+
 async def overview(
     tx: Transaction, org_id: UUID, dag: str | None = None, name: str | None = None
 ) -> list[Row]:

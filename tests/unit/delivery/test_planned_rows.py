@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from tests.support.delivery_scene import Receiver
@@ -17,16 +18,18 @@ from tracelake.contracts.deliveries import (
     MAX_PRODUCERS,
     DeliveryConfig,
     DeliveryMessage,
+    DeliveryPlan,
     MessageKind,
     PlannedRow,
 )
 from tracelake.delivery.addresses import Allowance, ReceiverAddresses
 from tracelake.delivery.http_post import HttpPoster
-from tracelake.delivery.rows import MAX_AHEAD, ChainBlocks, RowPlanner, RowPortion
+from tracelake.delivery.rows import MAX_AHEAD, ChainBlocks, RowPlanner, RowPortion, Unreadable
 from tracelake.delivery.smtp import Mailer
 from tracelake.delivery.targets import TargetParts, open_target
 from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import Column, ColumnType, DeliverySpec, DeliveryTime, SlackTarget
+from tracelake.domain.where_parse import parse_where
 from tracelake.tokens.named_secrets import SecretProvider
 
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,7 +58,11 @@ def row(position: int, block: int | None, **more: Any) -> dict[str, Any]:
         "retracted_at": None,
         "written_at": WRITTEN,
     }
-    return {**fields, **platform, **more}
+    values = {**fields, **platform, **more}
+    # As the reader brings JSON.
+    return {
+        name: msgspec.Raw(json.dumps(v).encode()) if isinstance(v, dict) else v for name, v in values.items()
+    }
 
 
 def planned(
@@ -127,6 +134,68 @@ def test_a_retraction_waits_for_nothing() -> None:
     rows = (row(1, 50, retracted_at=WRITTEN), row(2, 60), row(3, 70, retracted_at=WRITTEN))
     portion = planned({"dag/work": 0}, *rows)
     assert (len(portion.rows), len(portion.gone), waits(portion)) == (0, 2, [("dag/work", 1, 60)])
+
+
+def alone(spec: DeliveryConfig, *rows: Mapping[str, Any]) -> RowPortion:
+    planner, portion = RowPlanner(spec), RowPortion(0)
+    for each in rows:
+        assert planner.add(portion, each, ChainBlocks())
+    return portion
+
+
+def test_a_row_that_cannot_be_made_a_message_is_a_dead_letter_and_holds_up_no_others() -> None:
+    late = Unreadable("infinity", "can't parse timestamptz 'infinity'")
+    huge = msgspec.Raw(b'{"n": 1' + b"0" * 5000 + b"}")
+    broken = msgspec.Raw(b'{"n": "\xff"}')
+    spec = config(template="{{payload.n}}")
+    portion = alone(
+        spec, row(1, 1, note=late), row(2, 1, payload=huge), row(3, 1, payload=broken), row(4, None)
+    )
+    assert (portion.upto, [each.refused is None for each in portion.rows]) == (4, [False, True, False, True])
+    assert "its note can't be read: can't parse" in (portion.rows[0].refused or "")
+    assert "utf-8" in (portion.rows[2].refused or "")
+    assert json.loads(portion.rows[1].data, parse_int=len)["payload"]["n"] == 5001
+    assert {each.data for each in portion.rows if each.refused} == {""}
+
+
+def test_a_revision_below_zero_is_one_like_any_other() -> None:
+    portion = alone(config(), row(1, 1, revision=-5), row(2, 1, revision=-6, retracted_at=WRITTEN))
+    plan = DeliveryPlan(UUID(int=1), 1, UUID(int=1), 0, portion.upto, portion.rows, portion.gone)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=DeliveryPlan) == plan
+
+
+def test_a_record_whose_key_cannot_be_read_is_known_again() -> None:
+    schema = BufferSchema((*COLUMNS, Column("at", ColumnType.TIMESTAMPTZ)), ("key", "at"))
+    spec = msgspec.structs.replace(config(), schema=schema)
+    late, later = (Unreadable(f"{year}-01-01 04:59:59+00", "too large") for year in (10000, 10001))
+    first, other = alone(spec, row(1, 1, key="k", at=late), row(2, 1, key="k", at=later)).rows
+    [gone] = alone(spec, row(3, 1, key="k", at=late, retracted_at=WRITTEN)).gone
+    assert (first.record_id == gone.record_id, first.record_id == other.record_id) == (True, False)
+
+
+def test_a_row_too_large_to_be_sent_costs_no_text() -> None:
+    portion = alone(config(template="{{payload}}"), row(1, 1, payload={"x": "y" * 300_000}))
+    [letter] = portion.rows
+    assert (letter.text, letter.data) == (None, "")
+    assert "a message may have 262,144" in (letter.refused or "")
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "sent"),
+    [
+        (b'"a"', "payload = 'a'", True),
+        (b"1" + b"0" * 5000, "payload > 5", True),
+        (b"0.1", "payload = 0.1", True),
+        (b"true", "payload = true", True),
+        (b'{"a": 1}', "payload = 'a'", False),
+        (b'{"a": 1}', "payload IS NOT NULL", True),
+        (b'{"n": 1' + b"0" * 5000 + b"}", "payload IS NOT NULL", True),
+    ],
+    ids=["text", "huge", "decimal", "truth", "object", "object that is there", "huge within"],
+)
+def test_a_condition_compares_json_that_is_one_value(value: bytes, where: str, sent: bool) -> None:
+    portion = alone(config(where=parse_where(where)), row(1, 1, payload=msgspec.Raw(value)))
+    assert (len(portion.rows), len(portion.gone)) == ((1, 0) if sent else (0, 1))
 
 
 def text_of(template: str | None, **values: Any) -> PlannedRow:

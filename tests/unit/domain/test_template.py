@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from tracelake.delivery.rows import escape_for_slack
@@ -13,7 +14,11 @@ from tracelake.domain.template import MAX_TEXT_CHARS, MAX_VALUE_CHARS, describe,
 
 ROW = {
     "severity": "critical",
-    "payload": {"msg": "big", "hits": [{"n": 7}], "none": None, "__class__": "text"},
+    "payload": msgspec.Raw(
+        b'{"msg": "big", "hits": [{"n": 7}], "none": null, "__class__": "text", "fee": 0.10,'
+        b' "deep": [[true], "\\u00e4"]}'
+    ),
+    "huge": msgspec.Raw(b'{"n": 1' + b"0" * 5000 + b', "m": 123456789012345678.123456789012345678}'),
     "amount": Decimal("1e3"),
     "hash": b"\x00\xff",
     "at": datetime(2026, 1, 1, tzinfo=UTC),
@@ -30,6 +35,9 @@ ROW = {
         ("{{hash}} {{amount}} {{ok}} {{at}}", "0x00ff 1E+3 true 2026-01-01T00:00:00+00:00"),
         ("{{payload.hits}}", '[{"n": 7}]'),
         ("{{payload.__class__}} {{hash.hex}}", "text "),
+        ("{{payload.fee}} {{payload.deep.0.0}} {{payload.deep.1}} {{payload.msg.x}}", "0.10 true ä "),
+        ("{{huge.m}}", "123456789012345678.123456789012345678"),
+        ("{{huge.n}}", "1" + "0" * 1999 + "…"),
         ("} {single} }} {% if x %}", "} {single} }} {% if x %}"),
         ("", ""),
     ],

@@ -21,6 +21,7 @@ from uuid import UUID
 
 import msgspec
 
+from tracelake.contracts.deliveries import MAX_ERROR_CHARS
 from tracelake.contracts.dispatcher_api import CompleteRequest, CompleteResponse
 from tracelake.dispatcher.steps import commit_outputs, link_partitions
 from tracelake.dispatcher.steps.context import StepContext, check_events
@@ -28,8 +29,9 @@ from tracelake.dispatcher.steps.count_events import count_events, open_gates
 from tracelake.dispatcher.steps.produced_events import ProducedEvent
 from tracelake.dispatcher.steps.publish_buffer import retract_buffers
 from tracelake.domain.errors import BadRequest, Conflict, Forbidden, Invalid, NotFound, TracelakeError
+from tracelake.domain.operators.catalog import DELIVERY
 from tracelake.domain.task import Ending, Outcome, TaskKind, TaskStatus, check_may_act, decide_ending
-from tracelake.store import datasets, outbox, sources, tasks
+from tracelake.store import datasets, deliveries, outbox, sources, tasks
 from tracelake.store.db import LockMissing, Transaction
 from tracelake.store.tasks import AttemptEnd, EndedAttempt, NewTask, TaskRow
 
@@ -339,6 +341,13 @@ async def end_attempts(ctx: StepContext, tx: Transaction, over: Sequence[Attempt
         if ending.shelved and end.task.state.kind is TaskKind.REQUEST
     ]
     await sources.reopen(tx, shelved)
+    failed = [
+        (end.task.job_id, (end.error_message or end.outcome.value)[:MAX_ERROR_CHARS])
+        for end in over
+        if end.task.operator == DELIVERY and end.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    ]
+    if failed:
+        await deliveries.note_failures(tx, failed)
     await wake_next(ctx, tx, [end.task for end in over])
     return [
         EndedTask(ending, written[end.task.task_id][0]) for end, ending in zip(over, endings, strict=True)

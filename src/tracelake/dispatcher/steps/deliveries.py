@@ -157,6 +157,8 @@ async def load_delivery(ctx: StepContext, call: DeliveryLoad) -> DeliveryLoaded:
             await deliveries.begin_attempt(tx, delivery.delivery_id)
         if call.trouble is not None:
             await deliveries.count_outcomes(tx, delivery.delivery_id, 0, 0, call.trouble)
+        elif call.ready and delivery.is_failing:
+            await deliveries.note_ready(tx, delivery.delivery_id)
         found = await deliveries.take_new(tx, delivery.delivery_id, call.limit)
         finalized, heads = await deliveries.finality(tx, delivery.delivery_id)
         waits = await deliveries.waits(tx, delivery.delivery_id)
@@ -183,6 +185,8 @@ async def plan_delivery(ctx: StepContext, call: DeliveryPlan) -> DeliveryPlanned
             dropped, messages = await deliveries.retract(tx, delivery.delivery_id, call.gone)
         if call.rows:
             messages += await deliveries.add_rows(tx, delivery.delivery_id, call.rows)
+            if refused := [row.refused for row in call.rows if row.refused is not None]:
+                await deliveries.note_error(tx, delivery.delivery_id, refused[-1])
         await deliveries.move_position(tx, delivery.delivery_id, call.upto)
         if call.waits is not UNSET:
             await deliveries.set_waits(tx, delivery.delivery_id, call.waits)

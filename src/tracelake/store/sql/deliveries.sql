@@ -235,6 +235,24 @@ SET sent = sent + $2, retracted = retracted + $3,
     last_error_at = CASE WHEN $4::text IS NULL THEN last_error_at ELSE tl_now() END
 WHERE delivery_id = $1
 
+-- name: note_error
+-- What made a row a dead letter before it was tried. The delivery itself doesn't fail.
+UPDATE delivery SET last_error = $2, last_error_at = tl_now() WHERE delivery_id = $1
+
+-- name: note_failures
+-- Attempts that failed: nothing is sent until one doesn't.
+UPDATE delivery d
+SET failing_since = coalesce(d.failing_since, tl_now()), last_error = f.error, last_error_at = tl_now()
+FROM unnest($1::uuid[], $2::text[]) AS f(job_id, error)
+WHERE d.job_id = f.job_id AND d.active
+
+-- name: note_ready
+-- Nothing stands in the way of a delivery any more: it fails only while there are messages whose tries failed.
+UPDATE delivery d SET failing_since = NULL
+WHERE d.delivery_id = $1
+  AND NOT EXISTS (SELECT FROM delivery_message m
+                  WHERE m.delivery_id = d.delivery_id AND m.state IN ('waiting', 'dead') AND m.tries > 0)
+
 -- name: finality
 -- The last final block of the chains behind each producer of a dataset: the lowest of those that its job reads of,
 -- however far upstream; and the highest of their heads, where every follower has reported one. Of a job that was removed,
