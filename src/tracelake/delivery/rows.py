@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -48,6 +48,8 @@ _PROBE_SECONDS = 15.0
 _RECONNECT_BACKOFF = Backoff(first=0.05, longest=2.0)
 _INTERRUPTIONS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _READ_SECONDS = 30
+#: The default one rounds to 28 digits.
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 StoredRow = Mapping[str, Any]
 """Values by column. JSON is ``msgspec.Raw``, as the database writes it."""
 
@@ -293,7 +295,7 @@ class RowPlanner:
             size = f"{len(encoded):,} bytes as JSON; a message may have {MAX_MESSAGE_BYTES:,}"
             return self._dead(record, row, f"the row has {size}")
         key = self._config.spec.key
-        order = record if key is None else f"{key}={shown(values.get(key))}"[:4000]
+        order = record if key is None else f"{key}={_key_value(values.get(key))}"[:4000]
         return PlannedRow(
             record,
             row["revision"],
@@ -362,7 +364,7 @@ def _key_value(value: Any) -> str:
     if isinstance(value, Unreadable):
         return value.text
     # 1 and 1.0 are one key in the database.
-    return str(value.normalize()) if isinstance(value, Decimal) else shown(value)
+    return str(value.normalize(_EXACT)) if isinstance(value, Decimal) else shown(value)
 
 
 def _plain(values: StoredRow) -> dict[str, Any]:

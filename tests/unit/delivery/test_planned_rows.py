@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -171,6 +172,21 @@ def test_a_record_whose_key_cannot_be_read_is_known_again() -> None:
     first, other = alone(spec, row(1, 1, key="k", at=late), row(2, 1, key="k", at=later)).rows
     [gone] = alone(spec, row(3, 1, key="k", at=late, retracted_at=WRITTEN)).gone
     assert (first.record_id == gone.record_id, first.record_id == other.record_id) == (True, False)
+
+
+NUMBERS = (2**255, 2**255 + 1, 2**255 * 10, Decimal("1e131000"), Decimal("1e130999"), Decimal("1e-16383"))
+
+
+def test_numbers_are_one_key_only_when_they_are_equal() -> None:
+    schema = BufferSchema((*COLUMNS, Column("token", ColumnType.NUMERIC)), ("token",))
+    spec = msgspec.structs.replace(config(key="token"), schema=schema)
+    numbers = [Decimal(each) for each in NUMBERS]
+    portion = alone(spec, *(row(place, 1, token=each) for place, each in enumerate(numbers)))
+    assert len({each.record_id for each in portion.rows}) == len(NUMBERS)
+    longer = [Decimal(f"{each:f}" + ("" if "." in f"{each:f}" else ".") + "00") for each in numbers]
+    again = alone(spec, *(row(place, 1, token=each) for place, each in enumerate(longer)))
+    assert [each.record_id for each in again.rows] == [each.record_id for each in portion.rows]
+    assert [each.order_key for each in again.rows] == [each.order_key for each in portion.rows]
 
 
 def test_a_row_too_large_to_be_sent_costs_no_text() -> None:
