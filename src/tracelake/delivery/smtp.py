@@ -44,7 +44,7 @@ class MailServer:
 
 
 class MailRefused(Exception):
-    """The server's own words, cut, with its code."""
+    """The server's code, and what it answered: its own words, cut, where those are shown."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"the mail server answered {code}: {text[:200]}")
@@ -140,7 +140,11 @@ class _Session:
     async def log_in(self) -> None:
         if self._server.user:
             login = f"\0{self._server.user}\0{self._server.password.reveal()}".encode()
-            await self._ask(f"AUTH PLAIN {base64.b64encode(login).decode()}", 235)
+            try:
+                await self._ask(f"AUTH PLAIN {base64.b64encode(login).decode()}", 235)
+            except MailRefused as error:
+                # Some servers repeat the command that they refuse.
+                raise MailRefused(error.code, "it refuses the login") from None
 
     async def submit(self, sender: str, recipients: Sequence[str], mail: bytes) -> None:
         await self._ask(f"MAIL FROM:<{sender}>", 250)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -257,6 +258,18 @@ async def test_a_line_break_in_a_password_is_encoded_with_it(authority: Authorit
         url = f"smtp://me:pw%0d%0aRSET@{HOST}:{server.port}"
         assert (await mailbox(url, authority=authority).send(message("hi"))).result == "sent"
     assert (server.mails[0].login, "RSET" in server.commands) == (("me", "pw\r\nRSET"), False)
+
+
+async def test_a_login_that_is_refused_is_shown_with_its_code_alone() -> None:
+    login = base64.b64encode(b"\0me\0hidden-pw").decode()
+    for answer in (f'500 5.5.1 Command unrecognized: "AUTH PLAIN {login}"', "535-5.7.8 me\r\n535 hidden-pw"):
+        async with MailServerOfTest(answers={"AUTH": answer}) as server:
+            url = f"smtp://me:hidden-pw@{HOST}:{server.port}"
+            result = await mailbox(url).send(message("hi"))
+        code = int(answer[:3])
+        assert result == TryResult(
+            "failed", status=code, error=f"the mail server answered {code}: it refuses the login"
+        )
 
 
 async def test_bytes_before_the_handshake_end_the_try(authority: Authority) -> None:
