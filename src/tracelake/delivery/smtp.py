@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint, read_url
 from tracelake.delivery.http_post import NotSent, TryUnanswered
+from tracelake.delivery.shown_words import shown_words
 from tracelake.settings import Secret
 
 MAX_LINE = 2048
@@ -47,7 +48,7 @@ class MailRefused(Exception):
     """The server's code, and what it answered: its own words, cut, where those are shown."""
 
     def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"the mail server answered {code}: {text[:200]}")
+        super().__init__(f"the mail server answered {code}: {text}")
         self.code = code
 
 
@@ -185,9 +186,8 @@ class _Session:
                     if self._submitted and int(code) < _REFUSALS:
                         raise TryUnanswered(f"the mail server answered {code} to the mail")
                     self._submitted = False
-                    raise MailRefused(
-                        int(code), "".join(each if each.isprintable() else "?" for each in text)
-                    )
+                    login = (self._server.user, self._server.password.reveal())
+                    raise MailRefused(int(code), shown_words(text, *login))
                 return lines
         raise ValueError("the answer has too many lines")
 

@@ -7,14 +7,12 @@ each try, so a rotated one needs no restart; they are in no error and no log.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Protocol, assert_never
-from urllib.parse import unquote
 
 import msgspec
 
@@ -22,6 +20,7 @@ from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, Deli
 from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
 from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
 from tracelake.delivery.mail_text import mail_bytes
+from tracelake.delivery.shown_words import one_line, shown_words
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
 from tracelake.domain import standard_webhooks
 from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
@@ -37,10 +36,6 @@ _UNAVAILABLE = 503
 _DOUBTFUL = frozenset({302, 303, 408})
 _SERVER_ERRORS = range(500, 600)
 _MAX_SUBJECT = 200
-_PATH_BREAK = re.compile("[/?&=;,]")
-_PART_CHARS = 6
-#: With those above ASCII: what reads a header may take some of them for its end.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +178,7 @@ class EmailReceiver:
 
     def _mail(self, message: DeliveryMessage) -> bytes:
         text = shown_text(message)
-        first = _CONTROL.sub(" ", text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
+        first = one_line(text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
         domain = self._target.sender.rpartition("@")[2]
         headers = {
             "From": self._target.sender,
@@ -212,25 +207,24 @@ def open_target(config: DeliveryConfig, parts: TargetParts) -> Receiver:
 
 async def _post(parts: TargetParts, url_secret: str, headers: Mapping[str, str], body: bytes) -> TryResult:
     endpoint, path = _url(parts, url_secret)
+    address = f"{endpoint.host}{path}"
     sent = {"Content-Type": "application/json", "User-Agent": "tracelake", "Accept": "*/*", **headers}
     try:
-        return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds), path)
+        return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds), address)
     except (Blocked, NotSent) as error:
         return TryResult("failed", error=_cut(str(error)))
     except TryUnanswered as error:
         return TryResult("failed", in_doubt=True, error=_cut(str(error)))
 
 
-def judge_answer(answer: ReceiverAnswer, path: str = "/") -> TryResult:
-    """``path`` is the address's, which is a secret: an answer that repeats it isn't shown."""
+def judge_answer(answer: ReceiverAnswer, address: str = "/") -> TryResult:
+    """``address`` is a secret from its host on: an answer that may repeat a part of it isn't shown."""
     if 200 <= answer.status < 300:
         return TryResult("sent", status=answer.status)
     if 300 <= answer.status < 400:
         error = "it redirects, and no redirect is followed"
         return TryResult("failed", in_doubt=_may_have_it(answer), status=answer.status, error=error)
-    words = _CONTROL.sub(" ", answer.body[:200].decode("utf-8", "replace")).strip()
-    if _repeats(answer.body.decode("utf-8", "replace"), path):
-        words = "(its words are left out: they repeat the address)"
+    words = shown_words(answer.body.decode("utf-8", "replace"), address)
     error = _cut(f"it answered {answer.status}{f': {words}' if words else ''}")
     if answer.status == _GONE:
         return TryResult("gone", status=answer.status, error=error)
@@ -245,12 +239,6 @@ def judge_answer(answer: ReceiverAnswer, path: str = "/") -> TryResult:
 def _may_have_it(answer: ReceiverAnswer) -> bool:
     # An application may fail after its work was done, and a proxy answers for one that has done it.
     return answer.status in _DOUBTFUL or answer.status in _SERVER_ERRORS
-
-
-def _repeats(text: str, path: str) -> bool:
-    """Whether a text has a part of an address that may be its secret, as pages for errors do."""
-    parts = [each for each in _PATH_BREAK.split(path) if len(each) >= _PART_CHARS]
-    return any(form in text for each in parts for form in (each, unquote(each)))
 
 
 def retry_after(text: str, now: datetime) -> float:

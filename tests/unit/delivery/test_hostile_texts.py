@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
 import pytest
 
-from tracelake.contracts.deliveries import MAX_PLAN_BYTES, MAX_ROWS, DeliveryConfig, DeliveryPlan
-from tracelake.delivery.http_post import ReceiverAnswer
+from tests.support.delivery_scene import Receiver
+from tracelake.contracts.deliveries import (
+    MAX_PLAN_BYTES,
+    MAX_ROWS,
+    DeliveryConfig,
+    DeliveryMessage,
+    DeliveryPlan,
+)
+from tracelake.delivery.addresses import Allowance, ReceiverAddresses
+from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer
 from tracelake.delivery.rows import ChainBlocks, RowPlanner, RowPortion
-from tracelake.delivery.targets import judge_answer
+from tracelake.delivery.smtp import Mailer
+from tracelake.delivery.targets import TargetParts, judge_answer, open_target
 from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import DeliverySpec, WebhookTarget
+from tracelake.tokens.named_secrets import SecretProvider
 
 ID = UUID(int=1)
 
@@ -53,12 +64,45 @@ def test_a_portion_of_rows_is_never_too_large_to_be_planned(character: str) -> N
 
 @pytest.mark.parametrize(
     "body",
-    [b"Cannot POST /services/T0/XyZ12345abc", b"no hook named XyZ12345abc", b"<pre>k=q%20secret1</pre>"],
+    [
+        b"Cannot POST /services/T0/XyZ12345abc",
+        b"no hook named XyZ12345abc",
+        b"<pre>k=q%20secret1</pre>",
+        b"no hook named xyz12345ABC",
+        b"no hook named XyZ1...",
+        b'{"path": "\\/services\\/T0\\/XyZ"}',
+        b"unknown: T0",
+        b"unknown: q+secret1",
+        b"unknown: X-y-Z-1-2",
+        b"unknown: %58yZ1",
+        b"unknown: &#88;yZ1",
+        b"x" * 190 + b" XyZ12345abc",
+        "unknown: \uff38\uff59\uff3a\uff11".encode(),
+    ],
 )
 def test_an_answer_that_repeats_the_address_is_not_shown(body: bytes) -> None:
     result = judge_answer(ReceiverAnswer(404, {}, body), "/services/T0/XyZ12345abc?k=q%20secret1")
     assert (result.status, result.result) == (404, "failed")
     assert "XyZ12345abc" not in (result.error or "")
-    assert "secret1" not in (result.error or "")
-    kept = judge_answer(ReceiverAnswer(404, {}, b"no such channel"), "/services/T0/XyZ12345abc")
-    assert "no such channel" in (kept.error or "")
+    assert "words are left out" in (result.error or "")
+    kept = judge_answer(ReceiverAnswer(404, {}, b"no\nsuch channel"), "/services/T0/XyZ12345abc")
+    assert "404: no such channel" in (kept.error or "")
+
+
+async def test_an_answer_that_repeats_a_name_of_the_address_is_not_shown() -> None:
+    receiver = Receiver(answer=lambda _: (500, {}, b"the tenant Q7-Zz is unknown"))
+    await receiver.open()
+
+    async def loopback(_host: str, _port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    addresses = ReceiverAddresses(Allowance.parse("q7zz.example"), loopback)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    poster = HttpPoster(addresses, tls)
+    secrets = SecretProvider({"TRACELAKE_SECRET_HOOK": f"http://q7zz.example:{receiver.port}/"}, None)
+    target = open_target(config(), TargetParts(poster, Mailer(addresses, tls), secrets))
+    message = DeliveryMessage(1, "r", 1, 1, "row", "k", "{}", None, datetime(2026, 1, 1, tzinfo=UTC), 0, 0)
+    result = await target.send(message)
+    poster.close()
+    await receiver.close()
+    assert (result.status, "tenant" in (result.error or "")) == (500, False)

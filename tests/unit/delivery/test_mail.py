@@ -272,6 +272,12 @@ async def test_a_login_that_is_refused_is_shown_with_its_code_alone() -> None:
         )
 
 
+async def test_a_refusal_that_repeats_the_login_is_not_shown() -> None:
+    async with MailServerOfTest(answers={"MAIL": "553 5.7.1 sender not owned by ME-9"}) as server:
+        result = await mailbox(f"smtp://me-9:hidden-pw@{HOST}:{server.port}").send(message("hi"))
+    assert (result.status, "ME-9" in (result.error or "")) == (553, False)
+
+
 async def test_bytes_before_the_handshake_end_the_try(authority: Authority) -> None:
     tls = authority.serving(HOST)
     async with MailServerOfTest(tls, injected=b"250-test\r\n250 AUTH PLAIN\r\n") as server:
