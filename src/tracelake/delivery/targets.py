@@ -245,10 +245,11 @@ def retry_after(text: str, now: datetime) -> float:
     """Seconds, from either form of the header; 0 without a usable one. An hour at most: then it is asked again."""
     text = text.strip()
     if text.isascii() and text.isdigit():
-        return min(float(text[:9]), MAX_RETRY_AFTER)
+        return min(float(text), MAX_RETRY_AFTER)
     try:
         at = parsedate_to_datetime(text)
-    except (ValueError, TypeError):
+    except Exception:
+        # The library promises ValueError, and raises others too: years and zones may have any number of digits.
         return 0.0
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return min(max((at - now).total_seconds(), 0.0), MAX_RETRY_AFTER)

@@ -21,7 +21,7 @@ from tracelake.delivery.addresses import Allowance, ReceiverAddresses
 from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer
 from tracelake.delivery.rows import ChainBlocks, RowPlanner, RowPortion
 from tracelake.delivery.smtp import Mailer
-from tracelake.delivery.targets import TargetParts, judge_answer, open_target
+from tracelake.delivery.targets import TargetParts, judge_answer, open_target, retry_after
 from tracelake.domain.buffers import BufferSchema
 from tracelake.domain.dag.model import DeliverySpec, WebhookTarget
 from tracelake.tokens.named_secrets import SecretProvider
@@ -87,6 +87,28 @@ def test_an_answer_that_repeats_the_address_is_not_shown(body: bytes) -> None:
     assert "words are left out" in (result.error or "")
     kept = judge_answer(ReceiverAnswer(404, {}, b"no\nsuch channel"), "/services/T0/XyZ12345abc")
     assert "404: no such channel" in (kept.error or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30),
+        ("0000000030", 30),
+        ("0" * 5000 + "7", 7),
+        ("9" * 5000, 3600),
+        ("Mon, 01 Jan 99999999999999 00:00:00 GMT", 0),
+        ("Mon, 01 Jan 2026 00:00:00 +99999999999999999999", 0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 3600),
+        ("Mon, 01 Jan 0001 00:00:00 +2300", 0),
+        ("Thu, 01 Jan 2026 00:00:40 GMT", 40),
+        *((odd, 0) for odd in ("", "-5", "30.5", "\u00b2", "x" * 5000, "Mon, 01 Jan 0000 00:00:00 GMT")),
+    ],
+    ids=lambda value: str(value)[:45],
+)
+def test_a_retry_after_of_any_text_is_a_time_of_an_hour_at_most(text: str, seconds: float) -> None:
+    assert retry_after(text, datetime(2026, 1, 1, tzinfo=UTC)) == seconds
+    answer = ReceiverAnswer(429, {"retry-after": text}, b"")
+    assert 0 <= judge_answer(answer).hold_seconds <= 3600
 
 
 async def test_an_answer_that_repeats_a_name_of_the_address_is_not_shown() -> None:

@@ -163,7 +163,8 @@ def _result(item: dict[str, Any]) -> RpcOutcome:
 
 def _retry_after(text: str | None) -> float | None:
     """Seconds to wait. A date is ignored, since clocks differ."""
-    if text is None or not text.strip().isdigit():
+    # isdigit() alone accepts characters like ² that float() refuses.
+    if text is None or not (text.isascii() and text.strip().isdigit()):
         return None
     return min(float(text), _LONGEST_WAIT)
 
