@@ -13,7 +13,9 @@ import asyncio
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -23,6 +25,8 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 MAX_URL_CHARS = 2048
 MAX_ADDRESSES = 8
+MAX_QUESTIONS = 32
+UNKNOWN_SECONDS = 5.0
 _DEFAULT_PORTS = {"https": 443, "http": 80, "smtps": 465, "smtp": 587}
 _VISIBLE = re.compile(r"[\x21-\x7e]+\Z")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\Z")
@@ -169,11 +173,11 @@ def judge(address: str) -> IpAddress:
 
 
 class ReceiverAddresses:
-    """Resolves and judges. ``resolve`` is replaced by tests alone."""
+    """Resolves and judges. Tests bring answers of their own."""
 
     def __init__(self, allowance: Allowance, resolve: Resolve | None = None) -> None:
         self.allowance = allowance
-        self._resolve = resolve or _ask_system
+        self._resolve = resolve or SystemNames()
 
     async def of(self, endpoint: ReceiverEndpoint) -> list[str]:
         """Where to connect. ``Blocked`` if any of the host's is refused: one that is mixed with public
@@ -188,15 +192,50 @@ class ReceiverAddresses:
         return addresses
 
 
-async def _ask_system(host: str, port: int) -> list[str]:
+class SystemNames:
+    """The system's resolver, which blocks a thread for as long as a name server lets it wait.
+
+    A name takes one thread, however many tries wait for it, and one that couldn't be resolved isn't asked for again
+    for a few seconds: so a receiver whose name server hangs keeps no other receiver from being found.
+    """
+
+    def __init__(self) -> None:
+        # Not the loop's own threads, which are few and serve others too.
+        self._threads = ThreadPoolExecutor(MAX_QUESTIONS, thread_name_prefix="resolve")
+        self._asked: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+        self._unknown: dict[tuple[str, int], float] = {}
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        try:
+            # An address needs no question.
+            return [str(ipaddress.ip_address(host))]
+        except ValueError:
+            pass
+        name = (host, port)
+        if self._unknown.get(name, 0.0) > time.monotonic():
+            raise OSError("the host's name can't be resolved")
+        question = self._asked.get(name)
+        if question is None:
+            question = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port)
+            self._asked[name] = question
+            question.add_done_callback(lambda answered: self._answered(name, answered))
+        # A try that is given up mustn't take the answer from the others.
+        return await asyncio.shield(question)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answered(self, name: tuple[str, int], question: asyncio.Future[list[str]]) -> None:
+        del self._asked[name]
+        now = time.monotonic()
+        self._unknown = {each: until for each, until in self._unknown.items() if until > now}
+        if not question.cancelled() and question.exception() is not None:
+            self._unknown[name] = now + UNKNOWN_SECONDS
+
+
+def _look_up(host: str, port: int) -> list[str]:
     try:
-        # An address needs no question.
-        return [str(ipaddress.ip_address(host))]
-    except ValueError:
-        pass
-    loop = asyncio.get_running_loop()
-    try:
-        answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
         raise OSError("the host's name can't be resolved") from None
     return [str(answer[4][0]) for answer in answers]

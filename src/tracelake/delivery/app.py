@@ -18,7 +18,7 @@ import structlog
 from tracelake import queue as queues
 from tracelake.contracts.deliveries import DELIVERY_QUEUE
 from tracelake.contracts.dispatcher_api import WorkerRegistration
-from tracelake.delivery.addresses import Allowance, ReceiverAddresses
+from tracelake.delivery.addresses import Allowance, ReceiverAddresses, SystemNames
 from tracelake.delivery.delivery_task import DeliveryParts, DeliveryTask, Patience
 from tracelake.delivery.http_post import HttpPoster
 from tracelake.delivery.rows import RowSignals
@@ -87,7 +87,9 @@ async def _start(settings: DeliverySettings, parts: AsyncExitStack) -> PlatformH
     signals = RowSignals(settings.data_read_dsn)
     signals.start()
     parts.push_async_callback(signals.close)
-    addresses = ReceiverAddresses(settings.allowance)
+    names = SystemNames()
+    parts.callback(names.close)
+    addresses = ReceiverAddresses(settings.allowance, names)
     poster = HttpPoster(addresses)
     parts.callback(poster.close)
     shared = DeliveryParts(

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 
 import pytest
 
-from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, judge, read_url
+from tracelake.delivery import addresses as addresses_module
+from tracelake.delivery.addresses import (
+    Allowance,
+    Blocked,
+    ReceiverAddresses,
+    SystemNames,
+    judge,
+    read_url,
+)
 from tracelake.delivery.http_post import HttpPoster, NotSent
 from tracelake.domain.errors import Invalid
 
@@ -161,6 +171,42 @@ async def test_a_name_that_resolves_to_loopback_at_the_second_look_is_never_conn
         with pytest.raises(Blocked):
             await poster.post(endpoint, path, {}, b"{}", 5)
     assert (looks, arrived) == (["rebinding.example"] * 2, [])
+
+
+async def test_a_name_whose_server_hangs_takes_one_thread_and_no_other_name_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    released = threading.Event()
+
+    def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        if host.startswith("hangs"):
+            released.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(0, 0, 0, "", ("1.1.1.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = SystemNames()
+    waiting = [asyncio.create_task(names("hangs.example", 443)) for _ in range(64)]
+    await asyncio.sleep(0)
+    # One that is given up doesn't end the question of the others.
+    waiting[0].cancel()
+    assert await asyncio.wait_for(names("other.example", 443), 30) == ["1.1.1.1"]
+    assert asked.count("hangs.example") == 1
+    released.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(each) for each in found[1:]} == {OSError}
+    # Not asked again at once.
+    with pytest.raises(OSError, match="can't be resolved"):
+        await names("hangs.example", 443)
+    assert asked.count("hangs.example") == 1
+    monkeypatch.setattr(addresses_module, "UNKNOWN_SECONDS", -1.0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="can't be resolved"):
+            await names("hangs2.example", 443)
+    assert asked.count("hangs2.example") == 2
+    names.close()
 
 
 async def test_only_allowed_hosts_may_be_inner_ones_and_plain() -> None:
