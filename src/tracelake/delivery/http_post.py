@@ -219,8 +219,14 @@ class _Connection(asyncio.Protocol):
         # Headers that are being received count as well as those that are complete.
         if not self._has_head and not self._complete and self._received > MAX_HEAD:
             self._fail(f"the answer's head is longer than {MAX_HEAD} bytes")
+        # The body's own bound doesn't see what is around it: sizes of chunks, their extensions, trailers.
+        elif self._has_head and self._received > MAX_HEAD + MAX_BODY:
+            self._enough()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_head or self._complete:
+            # Trailers explain nothing, and the answer was made of the head.
+            return
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
