@@ -280,12 +280,11 @@ class RowPlanner:
                 return None
             return self._planned(record, values, row, beyond)
         except Exception as error:
-            refused = f"the row can't be made a message: {type(error).__name__}: {error}"
+            refused = f"the row can't be made a message: {type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
             return self._dead(record, row, "".join(c if c.isprintable() else " " for c in refused))
 
     def _dead(self, record: str, row: StoredRow, refused: str) -> PlannedRow:
         revision, made_at = row["revision"], row["made_at_revision"]
-        refused = refused[:MAX_ERROR_CHARS]
         return PlannedRow(record, revision, made_at, record, "", row["written_at"], None, refused)
 
     def _planned(self, record: str, values: dict[str, Any], row: StoredRow, beyond: str | None) -> PlannedRow:

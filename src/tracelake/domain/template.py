@@ -48,8 +48,9 @@ class TextTemplate(msgspec.Struct, frozen=True):
         """``escape`` is applied to values, never to the template's own text."""
         found: list[str] = []
         room = MAX_TEXT_CHARS
+        opened = _Opened(row)
         for part in self.parts:
-            text = part if isinstance(part, str) else escape(_cut(shown(_value(part, row)), MAX_VALUE_CHARS))
+            text = part if isinstance(part, str) else escape(_cut(shown(opened.value(part)), MAX_VALUE_CHARS))
             if len(text) > room:
                 # An escaped character may be cut in two; the sign at the end says that it is cut.
                 found.append(text[:room] + CUT)
@@ -89,36 +90,56 @@ def _bad(start: int, what: str) -> Invalid:
     return Invalid("BadTemplate", f"at character {start + 1}: {what}")
 
 
-def _value(placeholder: Placeholder, row: TemplateRow) -> Any:
-    value = row.get(placeholder.column)
-    for part in placeholder.below:
-        value = _below(value, part)
-    return value
+class _Opened:
+    """A row whose JSON is opened level by level, each part once, however many placeholders lead through it."""
+
+    def __init__(self, row: TemplateRow) -> None:
+        self._row = row
+        self._parts: dict[tuple[str, ...], _Part] = {}
+
+    def value(self, placeholder: Placeholder) -> Any:
+        value = self._row.get(placeholder.column)
+        way: tuple[str, ...] = (placeholder.column,)
+        for part in placeholder.below:
+            if way not in self._parts:
+                self._parts[way] = _open(value)
+            value, way = _below(self._parts[way], part), (*way, part)
+        return value
 
 
-def _below(value: Any, part: str) -> msgspec.Raw | None:
-    if not isinstance(value, msgspec.Raw):
-        return None
-    match bytes(value)[:1]:
+_Part = dict[str, msgspec.Raw] | list[msgspec.Raw] | None
+
+
+def _open(value: Any) -> _Part:
+    match memoryview(value)[:1].tobytes() if isinstance(value, msgspec.Raw) else None:
         case b"{":
-            return msgspec.json.decode(value, type=dict[str, msgspec.Raw]).get(part)
-        case b"[" if part.isdecimal():
-            items, place = msgspec.json.decode(value, type=list[msgspec.Raw]), int(part[:9])
-            return items[place] if place < len(items) else None
+            return msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+        case b"[":
+            return msgspec.json.decode(value, type=list[msgspec.Raw])
+        case _:
+            return None
+
+
+def _below(opened: _Part, part: str) -> msgspec.Raw | None:
+    match opened:
+        case dict():
+            return opened.get(part)
+        case list() if part.isdecimal():
+            place = int(part[:9])
+            return opened[place] if place < len(opened) else None
         case _:
             return None
 
 
 def json_scalar(value: msgspec.Raw) -> Any:
     """A text, a truth value, an exact number, or None; an array or an object stays as it is."""
-    text = bytes(value).decode()
-    match text[:1]:
-        case "{" | "[":
+    match memoryview(value)[:1].tobytes():
+        case b"{" | b"[":
             return value
-        case '"' | "t" | "f" | "n":
+        case b'"' | b"t" | b"f" | b"n":
             return msgspec.json.decode(value)
         case _:
-            return Decimal(text)
+            return Decimal(bytes(value).decode())
 
 
 def shown(value: Any) -> str:

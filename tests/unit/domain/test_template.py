@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,6 +68,21 @@ def test_placeholders_become_values(template: str, text: str) -> None:
 def test_anything_else_is_refused_with_its_place(template: str) -> None:
     with pytest.raises(Invalid, match="at character"):
         parse_template(template)
+
+
+def test_json_is_opened_once_however_many_placeholders_lead_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    decode = msgspec.json.decode
+
+    def counted(value: Any, **more: Any) -> Any:
+        opened.append(len(bytes(value)))
+        return decode(value, **more)
+
+    monkeypatch.setattr(msgspec.json, "decode", counted)
+    row = {"a": msgspec.Raw(b'{"l": [' + b"1, " * 50_000 + b'{"m": 2}]}')}
+    template = "{{a.l.50000.m}}" + "".join(f"{{{{a.l.{place}}}}}" for place in range(99))
+    assert parse_template(template).render(row) == "2" + "1" * 99
+    assert len(opened) == 3
 
 
 def test_size_is_bounded_and_values_are_escaped() -> None:
