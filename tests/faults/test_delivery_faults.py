@@ -667,8 +667,15 @@ async def test_messages_of_one_key_keep_their_order_and_hold_up_no_others(scene:
 async def test_a_missing_secret_is_shown_and_nothing_is_tried(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery(to={"webhook": {"url_secret": "NOT_THERE"}}))
     async with scene.delivering():
-        await published(scene, "m1")
+        # Before there is a row.
         await scene.until("the reason", lambda: "NOT_THERE" in (scene.show().last_error or ""))
+        assert scene.show().status == "failing"
+    async with scene.delivering(secrets={"TRACELAKE_SECRET_NOT_THERE": scene.receiver.url}):
+        await scene.until("its end", lambda: scene.show().status == "sending")
+    async with scene.delivering():
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        await published(scene, "m1")
+        await scene.until_recorded(waiting=1)
     assert (scene.show().waiting, scene.receiver.received) == (1, [])
 
 

@@ -129,6 +129,7 @@ class DeliveryTask(PlatformTask):
         config = _config(self.held)
         target = open_target(config, self._parts.targets)
         reader = RowReader(self._parts.data_read_dsn)
+        self._is_configured(target)
         begun = await self._load(begin=True)
         self._position = begun.position
         self._waits = {each.producer: each for each in begun.waits}
@@ -137,7 +138,7 @@ class DeliveryTask(PlatformTask):
         self.held.log.info("delivery_begins", waiting=len(self._outgoing), position=self._position)
         loops = [
             asyncio.create_task(each)
-            for each in (self._plan(config, reader), self._send(target), self._refresh(config))
+            for each in (self._plan(config, reader), self._send(target), self._refresh(config, target))
         ]
         try:
             # A loop that fails ends them all. Sending ends last, once what is under way was reported.
@@ -176,9 +177,11 @@ class DeliveryTask(PlatformTask):
             self._stirred.set()
         return found
 
-    async def _refresh(self, config: DeliveryConfig) -> None:
+    async def _refresh(self, config: DeliveryConfig, target: Receiver) -> None:
         while not self._finishing:
             await asyncio.sleep(self._patience.refresh_seconds)
+            # Also while there is nothing to send: people see what is missing before the first row comes.
+            self._is_configured(target)
             found = await self._load()
             if found.definition != config.definition:
                 # Released: the next claim brings the new definition.
