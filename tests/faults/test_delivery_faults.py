@@ -684,9 +684,19 @@ async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: Deli
     async with scene.delivering(
         secrets={"TRACELAKE_SECRET_HOOK": f"https://127.0.0.1:{scene.receiver.port}/"}, allowance=Allowance()
     ):
-        await published(scene, "i1")
-        await scene.until_recorded(dead=1)
+        await published(scene, "i1", "i2", "i3")
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        # The address is looked at again and again.
+        seen = scene.show().last_error_at
+        await scene.until("another look", lambda: scene.show().last_error_at != seen)
+    shown = scene.show()
+    assert "the secret HOOK can't be used" in (shown.last_error or "")
+    assert "TRACELAKE_DELIVERY_ALLOW" in (shown.last_error or "")
+    assert (shown.waiting, shown.dead, {each.tries for each in shown.messages}) == (3, 0, {0})
     assert scene.receiver.received == []
+    async with scene.delivering():
+        await scene.until_recorded(sent=3)
+    assert {each.tries for each in scene.show().messages} == {1}
 
 
 async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_same_key(

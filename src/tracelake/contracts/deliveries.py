@@ -40,7 +40,7 @@ Revision = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MessageId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 MessageKind = Literal["row", "retracted"]
 MessageState = Literal["waiting", "sent", "dead", "dropped", "unchanged"]
-TryVerdict = Literal["sent", "failed", "dead", "gone"]
+TryVerdict = Literal["sent", "failed", "dead", "gone", "blocked"]
 
 
 class DeliveryConfig(Struct, frozen=True):
@@ -155,7 +155,8 @@ class DeliveryPlanned(Struct, frozen=True):
 
 
 class TryOutcome(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a try ended. ``in_doubt``: the receiver may have got it all the same. ``gone``: it wants no more."""
+    """How a try ended. ``in_doubt``: the receiver may have got it all the same. ``gone``: it wants no more.
+    ``blocked``: its address can't be used, so the message wasn't tried."""
 
     message_id: MessageId
     result: TryVerdict

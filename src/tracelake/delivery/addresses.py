@@ -28,6 +28,8 @@ MAX_ADDRESSES = 8
 MAX_QUESTIONS = 32
 UNKNOWN_SECONDS = 5.0
 _DEFAULT_PORTS = {"https": 443, "http": 80, "smtps": 465, "smtp": 587}
+_REMEDY = "TRACELAKE_DELIVERY_ALLOW of the delivery process names hosts that may be reached all the same"
+_NOT_PUBLIC = f"the host's address is no public one; {_REMEDY}"
 _VISIBLE = re.compile(r"[\x21-\x7e]+\Z")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\Z")
 #: Such a last label makes resolvers read a name as an IPv4 address in one of its odd spellings.
@@ -121,7 +123,7 @@ def read_url(url: str, schemes: Iterable[str], allowance: Allowance) -> tuple[Re
     host = _host(parts.hostname)
     endpoint = ReceiverEndpoint(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme])
     if parts.scheme == "http" and not allowance.covers(endpoint.host, endpoint.port):
-        raise Blocked("the address is http, which the installation doesn't allow for this host")
+        raise Blocked(f"the address is http, which the installation doesn't allow for this host; {_REMEDY}")
     path = parts.path or "/"
     return endpoint, f"{path}?{parts.query}" if parts.query else path
 
@@ -156,7 +158,7 @@ def judge(address: str) -> IpAddress:
             judge(str(found.ipv4_mapped))
             return found
         if any(found in network for network in _WRAPPED):
-            raise Blocked("the host's address is no public one")
+            raise Blocked(_NOT_PUBLIC)
     if (
         not found.is_global
         or found.is_multicast
@@ -168,7 +170,7 @@ def judge(address: str) -> IpAddress:
         or found in _METADATA
         or "%" in address
     ):
-        raise Blocked("the host's address is no public one")
+        raise Blocked(_NOT_PUBLIC)
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tracelake.contracts.deliveries import (
+    MAX_ERROR_CHARS,
     MAX_OUTCOMES,
     MAX_ROWS,
     MAX_WAITING,
@@ -108,6 +109,8 @@ class DeliveryTask(PlatformTask):
         self._position = 0
         self._waits: dict[str, FinalityWait] = {}
         self._trouble: str | None = None
+        self._blocked: str | None = None
+        """Why the last message wasn't tried: what is seen only when its receiver's name was resolved."""
         self._waits_for: str | None = None
         self._counts = {"sent": 0, "failed": 0, "dead": 0}
 
@@ -158,10 +161,11 @@ class DeliveryTask(PlatformTask):
     async def _load(self, *, begin: bool = False) -> DeliveryLoaded:
         held = self.held
         # Not at once: what ends an attempt mostly does so at its beginning, and is shown until it doesn't.
-        ready = not begin and self._trouble is None and self._waits_for is None
+        trouble = self._trouble or self._blocked
+        ready = not begin and trouble is None and self._waits_for is None
         limit = max(0, MAX_WAITING - len(self._outgoing))
         found = await self._parts.client.load_delivery(
-            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, self._trouble, ready)
+            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, trouble, ready)
         )
         if found.finalized != self._chains.finalized:
             self._rows_came.set()
@@ -182,6 +186,9 @@ class DeliveryTask(PlatformTask):
             await asyncio.sleep(self._patience.refresh_seconds)
             # Also while there is nothing to send: people see what is missing before the first row comes.
             self._is_configured(target)
+            if not self._outgoing:
+                # What can't be looked at again isn't shown for ever.
+                self._blocked = None
             found = await self._load()
             if found.definition != config.definition:
                 # Released: the next claim brings the new definition.
@@ -318,6 +325,9 @@ class DeliveryTask(PlatformTask):
         if self._finishing or self._paused or now < self._hold_until:
             return []
         free = min(self._parts.in_flight - self._outgoing.under_way, MAX_OUTCOMES)
+        if self._blocked is not None:
+            # One is enough to see whether the address can be used by now.
+            free = min(free, 1 - self._outgoing.under_way)
         due = self._outgoing.next_due()
         if free <= 0 or due is None or due > now or not self._is_configured(target):
             return []
@@ -375,7 +385,7 @@ class DeliveryTask(PlatformTask):
         try:
             result = await target.send(message)
         except NotConfigured as error:
-            result = TryResult("failed", error=str(error)[:500])
+            result = TryResult("blocked", error=str(error)[:MAX_ERROR_CHARS])
         except Exception as error:
             # One message must not end the others; its own tries are counted.
             self.held.log.exception("delivery_try_failed", message_id=message.message_id)
@@ -391,6 +401,10 @@ class DeliveryTask(PlatformTask):
         verdict, delay = result.result, 0.0
         if verdict == "failed" and tries >= self._patience.tries:
             verdict = "dead"
+        if verdict == "blocked":
+            delay = self._patience.configured_seconds
+            self._hold_until = max(self._hold_until, now + delay)
+        self._blocked = result.error if verdict == "blocked" else None
         if verdict == "gone":
             delay = self._patience.gone_seconds
             self._hold_until = max(self._hold_until, now + delay)
@@ -400,6 +414,8 @@ class DeliveryTask(PlatformTask):
         if verdict in ("sent", "dead"):
             self._outgoing.done(message.message_id)
             self._counts[verdict] += 1
+        elif verdict == "blocked":
+            self._outgoing.again(message.message_id, now + delay, counts=False)
         else:
             self._outgoing.again(message.message_id, now + delay)
             self._counts["failed"] += 1
@@ -410,7 +426,7 @@ class DeliveryTask(PlatformTask):
         return TryOutcome(message.message_id, verdict, result.in_doubt, result.status, result.error, delay)
 
     def _show(self) -> None:
-        waits = self._trouble or self._waits_for or _shown_waits(self._waits)
+        waits = self._trouble or self._blocked or self._waits_for or _shown_waits(self._waits)
         self.held.progressed(
             {
                 **self._counts,

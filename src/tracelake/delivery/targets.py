@@ -58,7 +58,9 @@ class Receiver(Protocol):
         """Raises ``NotConfigured``."""
         ...
 
-    async def send(self, message: DeliveryMessage) -> TryResult: ...
+    async def send(self, message: DeliveryMessage) -> TryResult:
+        """Raises ``NotConfigured`` before anything reached the receiver."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,9 @@ class EmailReceiver:
             )
         except MailRefused as error:
             return TryResult("failed", status=error.code, error=_cut(str(error)))
-        except (Blocked, NotSent) as error:
+        except Blocked as error:
+            raise _unusable(self._target.smtp_secret, error) from None
+        except NotSent as error:
             return TryResult("failed", error=_cut(str(error)))
         except TryUnanswered as error:
             return TryResult("failed", in_doubt=True, error=_cut(str(error)))
@@ -174,7 +178,7 @@ class EmailReceiver:
         try:
             return MailServer.parse(url, self._parts.poster.allowance)
         except Blocked as error:
-            raise NotConfigured(f"the secret {name} can't be used: {error}") from None
+            raise _unusable(name, error) from None
 
     def _mail(self, message: DeliveryMessage) -> bytes:
         text = shown_text(message)
@@ -211,7 +215,9 @@ async def _post(parts: TargetParts, url_secret: str, headers: Mapping[str, str],
     sent = {"Content-Type": "application/json", "User-Agent": "tracelake", "Accept": "*/*", **headers}
     try:
         return judge_answer(await parts.poster.post(endpoint, path, sent, body, parts.seconds), address)
-    except (Blocked, NotSent) as error:
+    except Blocked as error:
+        raise _unusable(url_secret, error) from None
+    except NotSent as error:
         return TryResult("failed", error=_cut(str(error)))
     except TryUnanswered as error:
         return TryResult("failed", in_doubt=True, error=_cut(str(error)))
@@ -260,7 +266,11 @@ def _url(parts: TargetParts, name: str) -> tuple[ReceiverEndpoint, str]:
     try:
         return read_url(url, ("https", "http"), parts.poster.allowance)
     except Blocked as error:
-        raise NotConfigured(f"the secret {name} can't be used: {error}") from None
+        raise _unusable(name, error) from None
+
+
+def _unusable(secret: str, error: Blocked) -> NotConfigured:
+    return NotConfigured(f"the secret {secret} can't be used: {error}")
 
 
 def _secret(parts: TargetParts, name: str) -> Secret:

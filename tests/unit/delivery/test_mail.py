@@ -27,6 +27,7 @@ HOST = "mail.example"
 SENDER = "alerts@sender.example"
 TO = ("ops@receiver.example", "boss@receiver.example")
 HOSTILE = "\r\nBcc: victim@inner.example\r\n\r\nx\r\n.\r\nMAIL FROM:<evil@inner.example>\r\n"
+ALLOWED = Allowance.parse(HOST)
 _TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -46,8 +47,8 @@ def mailbox(
     sender: str = SENDER,
     to: Sequence[str] = TO,
     seconds: float = 30,
+    allowance: Allowance = ALLOWED,
 ) -> EmailReceiver:
-    allowance = Allowance.parse(HOST)
     addresses = ReceiverAddresses(allowance, _loopback)
     # The system's authorities take a while to load, and none of them is needed here.
     tls = authority.trusted() if authority else _TRUSTS_NOBODY
@@ -233,6 +234,14 @@ async def test_an_address_with_a_line_break_never_reaches_a_server(sender: str, 
         with pytest.raises(ValueError, match=r"linefeed|control"):
             await receiver.send(message("hi"))
     assert (server.commands, server.mails) == ([], [])
+
+
+async def test_a_mail_server_that_may_not_be_reached_is_no_try_of_the_message() -> None:
+    for url in (f"smtps://{HOST}", f"smtp://{HOST}"):
+        receiver = mailbox(url, allowance=Allowance())
+        receiver.check()
+        with pytest.raises(NotConfigured, match=r"the secret MAIL can't be used.*TRACELAKE_DELIVERY_ALLOW"):
+            await receiver.send(message("hi"))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_public_addresses_are_accepted(address: str) -> None:
     ],
 )
 def test_no_form_of_an_inner_address_is_accepted(address: str) -> None:
-    with pytest.raises(Blocked):
+    with pytest.raises(Blocked, match="TRACELAKE_DELIVERY_ALLOW"):
         judge(address)
 
 
@@ -216,7 +216,7 @@ async def test_only_allowed_hosts_may_be_inner_ones_and_plain() -> None:
     assert await addresses.of(endpoint) == ["127.0.0.1"]
     assert allowance.covers("hooks.inner", 1234)
     for url in ("http://127.0.0.1:9001/", "http://127.0.0.2:9000/", "http://xhooks.inner/"):
-        with pytest.raises(Blocked):
+        with pytest.raises(Blocked, match="TRACELAKE_DELIVERY_ALLOW"):
             read_url(url, ("http",), allowance)
     endpoint, _ = read_url("https://127.0.0.1:9001/", ("https",), allowance)
     with pytest.raises(Blocked):

@@ -172,9 +172,9 @@ RETURNING message_id, record_id, revision, made_at, kind, order_key, data, text,
 
 -- name: record_outcomes
 -- How tries ended. Only a try that had begun can end, so a repeated report changes nothing. `refuses`: the receiver
--- wants no more, and nobody has resumed the delivery since the try began.
+-- wants no more, and nobody has resumed the delivery since the try began. One whose address can't be used wasn't tried.
 UPDATE delivery_message m
-SET under_way = false, tries = m.tries + 1, last_status = o.status, last_error = o.error,
+SET under_way = false, tries = m.tries + (o.result <> 'blocked')::int, last_status = o.status, last_error = o.error,
     state = CASE o.result WHEN 'sent' THEN 'sent' WHEN 'dead' THEN 'dead' ELSE 'waiting' END,
     in_doubt = m.in_doubt OR o.in_doubt,
     next_try_at = tl_now() + make_interval(secs => o.delay),
