@@ -41,8 +41,8 @@ class TextTemplate(msgspec.Struct, frozen=True):
     parts: tuple[str | Placeholder, ...]
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(part.column for part in self.parts if isinstance(part, Placeholder))
+    def placeholders(self) -> tuple[Placeholder, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Placeholder))
 
     def render(self, row: TemplateRow, escape: Callable[[str], str] = str) -> str:
         """``escape`` is applied to values, never to the template's own text."""

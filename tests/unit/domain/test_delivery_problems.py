@@ -120,6 +120,8 @@ BAD = [
     ("finalized", "later", WHEN, 5, "when", "must be one of instant, finalized"),
     ("finalized", "[instant]", WHEN, 5, "when", "must be one of instant, finalized"),
     ("{{severity}}:", "{{sevrity}}:", TEMPLATE, 5, "template", "no column sevrity; did you mean severity?"),
+    ("{{severity}}:", "{{severity.x}}:", TEMPLATE, 5, "template", "severity is text: only JSON has keys"),
+    ("{{severity}}:", "{{score.0}} {{score.1}}:", TEMPLATE, 5, "template", "score is double: only JSON"),
     ("{{severity}}:", "{{severity:", TEMPLATE, 5, "template", "at character 1"),
     ("{{payload.msg}}", "{{payload.msg", TEMPLATE, 5, "template", "at character 15: {{ has no }}"),
     ("{{severity}}:", "{{severity | upper}}:", TEMPLATE, 5, "template", "is not a column"),

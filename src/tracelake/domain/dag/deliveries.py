@@ -17,6 +17,7 @@ from tracelake.domain.dag.entries import DATASET_NAME, PublishDraft, read_where
 from tracelake.domain.dag.fields import Fields, did_you_mean
 from tracelake.domain.dag.model import (
     BufferedDataset,
+    ColumnType,
     DeliverySpec,
     DeliveryTarget,
     DeliveryTime,
@@ -186,13 +187,16 @@ def delivery_problems(
             yield ("where",), message
     if spec.template is not None:
         try:
-            named = parse_template(spec.template).columns
+            named = parse_template(spec.template).placeholders
         except Invalid:
             # Reported when it was read.
             named = ()
-        for column in dict.fromkeys(named):
+        for column in dict.fromkeys(each.column for each in named):
             if column not in columns:
                 yield ("template",), f"{entry.name} has no column {column}{did_you_mean(column, columns)}"
+        for column in dict.fromkeys(each.column for each in named if each.below):
+            if column in columns and types[column] is not ColumnType.JSONB:
+                yield ("template",), f"{column} is {types[column]}: only JSON has keys below it"
     if spec.key is not None and spec.key not in columns:
         yield ("key",), f"{entry.name} has no column {spec.key}{did_you_mean(spec.key, columns)}"
     elif spec.key is not None and types[spec.key] in NOT_IN_KEYS:
