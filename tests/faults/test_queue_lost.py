@@ -12,6 +12,8 @@ from tests.support.proxies import CuttingProxy
 from tests.support.site import Databases, open_site
 from tracelake.queue.postgres import PostgresQueue
 
+OBSERVED = 'tracelake_observed_timestamp_seconds{store="%s"}'
+
 
 async def test_work_accepted_while_the_queue_is_down_is_done_when_it_is_back(
     databases: Databases, tmp_path: Path
@@ -27,7 +29,12 @@ async def test_work_accepted_while_the_queue_is_down_is_done_when_it_is_back(
         await load.trigger(20)
         await site.until_ready(503)
         await databases.until("SELECT bool_or(tries > 1) FROM outbox WHERE failed_at IS NULL")
-        assert await gauge(site.replicas[0].internal_url, "tracelake_outbox_failed_total") > 0
+        url = site.replicas[0].internal_url
+        assert await gauge(url, "tracelake_outbox_failed_total") > 0
+        async with asyncio.timeout(60):
+            # Each is refreshed every five seconds; the state still is.
+            while await gauge(url, OBSERVED % "state") - await gauge(url, OBSERVED % "queue") < 8:
+                await asyncio.sleep(0.5)
         proxy.refusing = False
         await site.until_ready(200)
         await site.verify(load.ledger)
