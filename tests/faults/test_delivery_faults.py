@@ -108,14 +108,6 @@ async def _fetch(scene: DeliveryScene, query: str) -> list[asyncpg.Record]:
         await connection.close()
 
 
-async def _fetch(dsn: str, query: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        return list(await connection.fetch(query))
-    finally:
-        await connection.close()
-
-
 async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
     publisher = await scene.buffers.publisher()
     await publisher.publish(*({"key": key, "note": key, **more} for key in keys))
@@ -510,7 +502,7 @@ async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dea
 async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_dropped(
     scene: DeliveryScene,
 ) -> None:
-    client, dsn = scene.buffers.site.client, scene.buffers.site.databases.state_dsn
+    client = scene.buffers.site.client
     scene.deploy(scene.delivery())
     publisher = await scene.buffers.publisher()
     async with scene.delivering():
@@ -535,7 +527,7 @@ async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_d
     again = client.drop_messages("alerting", scene.name, [letter.message_id])
     assert (again.dropped, again.not_dead) == (0, [letter.message_id])
     assert client.drop_messages("alerting", scene.name, everything=True).dropped == 0
-    audited = await _fetch(dsn, "SELECT action, subject FROM audit WHERE action = 'drop delivery messages'")
+    audited = await _fetch(scene, "SELECT action, subject FROM audit WHERE action = 'drop delivery messages'")
     subject = {"delivery": f"alerting/{scene.name}", "messages": 1}
     assert [json.loads(row["subject"]) for row in audited] == [subject]
 

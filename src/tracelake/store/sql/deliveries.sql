@@ -308,6 +308,7 @@ CROSS JOIN LATERAL (
            coalesce(jsonb_agg(jsonb_build_object('producer', d.producer, 'block', d.block, 'since', d.since)
                               ORDER BY d.since, d.producer) FILTER (WHERE d.block IS NOT NULL), '[]') AS waits_for
     FROM delivery_wait d WHERE d.delivery_id = v.delivery_id) f
+CROSS JOIN LATERAL (
     SELECT count(*) AS dead, count(*) FILTER (WHERE m.data <> '') AS replayable,
            coalesce((array_agg(m.message_id ORDER BY m.message_id) FILTER (WHERE m.data = ''))[:10], '{}') AS too_large
     FROM delivery_message m WHERE m.delivery_id = v.delivery_id AND m.state = 'dead') l
