@@ -179,7 +179,7 @@ async def hook(request: ApiRequest) -> Response:
     dag, job = request.path_text("dag"), request.path_text("job")
     if request.is_here(MAX_INLINE_BODY):
         return await _delivered(request, dag, job)
-    # Whether there is such a source or not: a call that stops after its head would tell by its answer.
+    # Whether there is such a source or not: the answer to a call that stops after its head would show it.
     with _readers.place(request.peer, (dag, job)):
         return await _delivered(request, dag, job)
 

@@ -77,7 +77,7 @@ JOB_FIELDS = SETTINGS_FIELDS | {
     "secrets",
     "udf",
 }
-# On a source that is nothing but its events they tell that its code was forgotten.
+# On a source that is nothing but its events they mean that its code was forgotten.
 FIELDS_OF_CODE = ("config", "secrets", "idle_timeout", "unique_key")
 CRON_FIELDS = frozenset({"schedule", "timezone", "catch_up"})
 WEBHOOK_FIELDS = frozenset({"signature"})

@@ -1,4 +1,4 @@
-"""What people read of deliveries: what they wait for, and what a replay left out."""
+"""Deliveries whose rows wait for a block to be final name the block and its producer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tracelake.contracts.deliveries import (
     DeliveryDetail,
     DeliveryPage,
     DeliverySummary,
-    MessagesReplayed,
-    SkippedMessage,
     WaitingProducer,
 )
 
@@ -60,9 +58,6 @@ class Stack:
     def delivery(self, *_: object, **__: object) -> DeliveryDetail:
         return DeliveryDetail(**FIELDS, template=None, key=None, messages=[])
 
-    def replay_delivery(self, *_: object) -> MessagesReplayed:
-        return MessagesReplayed(1, [SkippedMessage(7, "dropped", "message 9 of its record is newer")])
-
 
 def output(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     monkeypatch.setattr(deliveries, "connect", lambda *_: cast(Client, Stack()))
@@ -82,8 +77,3 @@ def test_the_overview_names_each_producer_that_waits(capsys: pytest.CaptureFixtu
     assert "dag/idle" not in shown
     status.print_waiting_for_blocks([idle])
     assert capsys.readouterr().out == ""
-
-
-def test_a_replay_says_what_it_left_out_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = output(monkeypatch, "replay", "dag/ops", "7", "8")
-    assert "message 7 isn't sent again, it is dropped: message 9 of its record is newer" in shown
