@@ -389,8 +389,8 @@ async def test_a_chain_that_stands_still_holds_back_its_own_rows_alone_also_over
         # A producer that no chain is behind.
         await scene.rewrite("beside", "beside", producer="alerting/src")
         await scene.until_recorded(sent=1)
-        await publisher.publish({"key": "behind", "note": "behind", "block_number": 1})
-        await scene.buffers.until_has("behind")
+        await publisher.publish({"key": "later", "note": "later", "block_number": 1})
+        await scene.buffers.until_has("later")
     [waits] = scene.show().waits_for
     assert (waits.producer, waits.block) == ("alerting/work", 5000)
     assert scene.show().behind > 0
@@ -403,7 +403,7 @@ async def test_a_chain_that_stands_still_holds_back_its_own_rows_alone_also_over
         await scene.finalize(5000)
         await scene.until_recorded(sent=3, waiting=0, behind=0)
         assert scene.show().waits_for == []
-    assert [note for _, note in scene.receiver.notes()] == ["beside", "halted", "behind"]
+    assert [note for _, note in scene.receiver.notes()] == ["beside", "halted", "later"]
 
 
 async def test_rows_of_a_producer_that_waited_become_messages_once(scene: DeliveryScene) -> None:

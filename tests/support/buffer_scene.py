@@ -92,8 +92,11 @@ class BufferScene:
         start, end = self._next_block, self._next_block + 9
         self._next_block += 10
         self.site.client.trigger(DAG, "src", start=start, end=end)
+        # That of an earlier publisher waits again once its lease is over.
         [task] = [
-            each for each in self.site.client.tasks(dag=DAG, job="work").tasks if each.status == "Queued"
+            each
+            for each in self.site.client.tasks(dag=DAG, job="work").tasks
+            if each.status == "Queued" and each.start == start
         ]
         client = self.client()
         [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])

@@ -58,7 +58,9 @@ def push(
     """
     from tracelake.domain.bundles import MAX_BUNDLE_BYTES, check_zip
 
-    if path.is_file() and not zipfile.is_zipfile(path):
+    # A file that is too large is refused for that, whatever it is.
+    small = path.is_file() and path.stat().st_size <= MAX_BUNDLE_BYTES
+    if small and not zipfile.is_zipfile(path):
         raise Invalid(
             "InvalidBundle", f"{path} is neither a folder nor a zip file: push the folder that it is in"
         )
