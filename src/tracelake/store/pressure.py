@@ -52,7 +52,7 @@ class ChangedJob:
 @dataclass(frozen=True, slots=True)
 class ReleasedJob:
     """``room`` is what is left in its own queue, and ``room_below`` in the fullest one of its consumers; None where
-    there is no threshold."""
+    there is no threshold. ``kept`` says whether anything is kept that may go on."""
 
     paused: bool
     bulk_held: bool
@@ -60,6 +60,7 @@ class ReleasedJob:
     source_kind: SourceKind | None
     room: int | None
     room_below: int | None
+    kept: bool
 
 
 async def loads(tx: Transaction) -> Loads:
@@ -152,6 +153,7 @@ async def released_job(tx: Transaction, job_id: UUID) -> ReleasedJob | None:
         SourceKind(source) if source else None,
         row["room"],
         row["room_below"],
+        row["kept"],
     )
 
 

@@ -164,7 +164,7 @@ async def drain(ctx: StepContext, job_id: UUID) -> bool:
         left, full = len(woken) == BATCH, False
         if job.source_kind is not None and job.source_kind is not SourceKind.ALWAYS_ON:
             await _count_kept(ctx, tx, events, produced, gates)
-            left, full = left or 0 < below == len(events), below == 0
+            left, full = left or 0 < below == len(events), job.kept and below == 0
         elif job.strategy is ExecutionStrategy.PER_UPDATE:
             await outbox.wake(tx, await create_updates(ctx, tx, [job_id]))
         elif job.strategy is ExecutionStrategy.PER_PARTITION:
@@ -174,7 +174,8 @@ async def drain(ctx: StepContext, job_id: UUID) -> bool:
                 tx, [(ctx.entropy.uuid(), job_id, span, cause) for span, cause in scopes], kept=True
             )
             await outbox.wake(tx, created)
-            left, full = left or 0 < room == len(scopes), room == 0
+            left, full = left or 0 < room == len(scopes), job.kept and room == 0
+        # A full queue keeps back only what is kept: with nothing kept, what comes now is routed as ever.
         if not (left or full):
             await pressure.end_backlog(tx, job_id)
         return left

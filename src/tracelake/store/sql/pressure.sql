@@ -117,7 +117,8 @@ RETURNING j.dag_name, j.name, j.paused, j.bulk_held
 -- name: released_job
 -- A job with a backlog, locked, and the room that is left in its queue and in those of its consumers. Tasks that wait
 -- for a retry time take none, as they make no pressure: nobody would be held by them, and what is kept would wait
--- for them without a reason. A paused consumer gets no tasks.
+-- for them without a reason. A paused consumer gets no tasks. Whether anything is kept that may go on: what is bulk
+-- waits as long as bulk work is held.
 WITH below AS MATERIALIZED (
     SELECT DISTINCT c.job_id
     FROM dataset_version dv JOIN job_input ji ON ji.dataset_version = dv.dataset_version AND ji.trigger
@@ -132,7 +133,10 @@ WITH below AS MATERIALIZED (
 )
 SELECT j.paused, j.bulk_held, j.execution_strategy, j.source_kind,
        (SELECT r.room FROM rooms r WHERE r.job_id = j.job_id) AS room,
-       (SELECT min(r.room) FROM rooms r JOIN below USING (job_id)) AS room_below
+       (SELECT min(r.room) FROM rooms r JOIN below USING (job_id)) AS room_below,
+       EXISTS (SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND NOT (h.bulk AND j.bulk_held))
+       OR EXISTS (SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
+                  WHERE dv.job_id = j.job_id AND e.state = 'held' AND NOT (e.bulk AND j.bulk_held)) AS kept
 FROM job j WHERE j.job_id = $1 AND j.active
 
 -- name: wake_released
