@@ -119,11 +119,7 @@ async def _start(settings: DispatcherSettings, stack: AsyncExitStack) -> _Parts:
     query = QueryService(settings.query_url)
     stack.push_async_callback(query.close)
     dispatch = CoalescingDispatch(ctx)
-    local = InProcessRuntime(
-        dispatch,
-        f"dispatcher:{socket.gethostname()}:{os.getpid()}",
-        max_bulk_wait=settings.max_bulk_wait_seconds,
-    )
+    local = InProcessRuntime(dispatch, f"dispatcher:{socket.gethostname()}:{os.getpid()}")
     functions = _functions(settings, dispatch, registry)
     delivery = OutboxDelivery(
         ctx.db,
@@ -132,7 +128,7 @@ async def _start(settings: DispatcherSettings, stack: AsyncExitStack) -> _Parts:
         local.submit,
         functions.offer,
         registry,
-        head_start=settings.max_bulk_wait_seconds,
+        max_bulk_wait=settings.max_bulk_wait_seconds,
     )
     buffers = BufferDelivery(ctx.db, queue, registry)
     metrics = HttpMetrics(registry)

@@ -269,7 +269,7 @@ class OutboxKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """An ``available_at`` in the future is that of a retry's wake-up. ``runtime`` is the destination; for a
-    ``buffer`` entry it is the queue itself."""
+    ``buffer`` entry it is the queue itself. A bulk task has been ready for ``waited`` seconds."""
 
     outbox_id: int
     kind: OutboxKind
@@ -278,11 +278,14 @@ class OutboxEntry:
     payload: dict[str, Any]
     available_at: datetime
     due: bool
+    waited: float = 0.0
 
-    @property
-    def bulk(self) -> bool:
-        """Whether its task may wait behind others."""
-        return bool(self.payload.get("bulk"))
+    def behind(self, max_bulk_wait: float) -> float:
+        """A bulk task waits behind normal ones that come up to this many seconds later. What it has waited since it
+        became ready counts, so that it doesn't begin anew with every wake-up."""
+        if not self.payload.get("bulk"):
+            return 0.0
+        return max(0.0, max_bulk_wait - max(0.0, self.waited))
 
 
 async def database_now(tx: Transaction) -> datetime:

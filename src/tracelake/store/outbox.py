@@ -97,6 +97,7 @@ def _entries(rows: Sequence[Row]) -> list[OutboxEntry]:
             row["payload"],
             row["available_at"],
             row["due"],
+            row["waited"],
         )
         for row in rows
     ]

@@ -263,10 +263,14 @@ async def wake_parked(tx: Transaction, slots: dict[UUID, int], max_bulk_wait: fl
     return _new(await tx.fetch(SQL.wake_parked, list(slots), list(slots.values()), max_bulk_wait))
 
 
-async def wake_parked_of_operators(tx: Transaction, slots: dict[str, int]) -> list[NewTask]:
+async def wake_parked_of_operators(
+    tx: Transaction, slots: dict[str, int], max_bulk_wait: float
+) -> list[NewTask]:
     if not slots:
         return []
-    return _new(await tx.fetch(SQL.wake_parked_of_operators, list(slots), list(slots.values())))
+    return _new(
+        await tx.fetch(SQL.wake_parked_of_operators, list(slots), list(slots.values()), max_bulk_wait)
+    )
 
 
 async def create_partition_tasks(

@@ -6,10 +6,11 @@ import asyncio
 import math
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from tests.support.conversation import Conversation, dag, lease_of, reactive, source, taken_back
+from tests.support.conversation import Conversation, Lease, dag, lease_of, reactive, source, taken_back
 from tests.support.databases import ORG
 from tracelake.contracts.dispatcher_api import ClaimRequest, EventIn, TriggerRequest
 from tracelake.dispatcher.steps.accept_events import trigger_source
@@ -18,7 +19,8 @@ from tracelake.dispatcher.steps.claim_task import claim_tasks
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.interventions import pause_job, resume_job
 from tracelake.dispatcher.steps.upkeep import reconcile_partitions
-from tracelake.store import jobs, pressure, reads, sources
+from tracelake.store import jobs, outbox, pressure, reads, sources
+from tracelake.store.db import OutboxEntry
 
 
 @pytest.fixture
@@ -511,3 +513,54 @@ async def test_an_operator_is_capped_over_all_jobs_and_a_free_slot_goes_to_the_n
     assert (await talk.claim(waiting[3])).status == "NotClaimed"
     await talk.ctx.db.run(lambda tx: pressure.set_caps(tx, {}))
     assert (await talk.claim(waiting[3])).status == "Claimed"
+
+
+@pytest.mark.parametrize("cap", ["job", "operator"])
+async def test_a_bulk_task_gets_a_free_slot_once_it_has_waited_long_enough(
+    talk: Conversation, cap: str
+) -> None:
+    """Of a full job, and of a full operator: behind normal tasks at first, and before newer ones in the end."""
+    scaling = {"scaling": {"max_concurrency": 1}} if cap == "job" else {}
+    if cap == "operator":
+        await talk.ctx.db.run(lambda tx: pressure.set_caps(tx, {"noop": 1}))
+    await talk.deploy(dag(source(), reactive("a", "src", **scaling)))
+
+    async def parked(number: int, priority: Any) -> UUID:
+        request = TriggerRequest(start=number, end=number, priority=priority)
+        await trigger_source(talk.ctx, "chain", "src", request)
+        [task] = set(await talk.queued("a")) - known
+        known.add(task)
+        assert (await talk.claim(task)).status == "NotClaimed"
+        return task
+
+    async def next_after(running: Lease) -> OutboxEntry:
+        await talk.forget_wakes()
+        await talk.complete_scope(running)
+        [entry] = await talk.ctx.db.run(lambda tx: outbox.take_due(tx, 10, 30.0))
+        return entry
+
+    known: set[UUID] = set()
+    await talk.trigger(0, 0)
+    running = await talk.lease("a")
+    bulk, first = await parked(1, "bulk"), await parked(2, "normal")
+    await talk.pass_time(talk.ctx.pressure.max_bulk_wait.total_seconds() / 2)
+    entry = await next_after(running)
+    assert entry.task_id == first
+    running = await talk.lease(first)
+    await talk.pass_time(talk.ctx.pressure.max_bulk_wait.total_seconds())
+    await parked(3, "normal")
+    entry = await next_after(running)
+    assert entry.task_id == bulk
+    assert entry.behind(talk.ctx.pressure.max_bulk_wait.total_seconds()) == 0, (
+        "nor does it wait in the queue again"
+    )
+
+
+async def test_a_new_bulk_task_waits_behind_normal_ones(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("a", "src", priority="bulk"), reactive("b", "src")))
+    await talk.trigger(0, 0)
+    [bulk] = await talk.queued("a")
+    entries = await talk.ctx.db.run(lambda tx: outbox.take_due(tx, 10, 30.0))
+    assert len(entries) == 2
+    for entry in entries:
+        assert entry.behind(600) == pytest.approx(600 if entry.task_id == bulk else 0, abs=60)

@@ -35,7 +35,7 @@ class Recorder(InvocationSender):
             self.all_came.set()
 
 
-def entry(number: int, *, bulk: bool) -> OutboxEntry:
+def entry(number: int, *, bulk: bool, waited: float = 0.0) -> OutboxEntry:
     payload = {"task_id": str(UUID(int=number)), **({"bulk": True} if bulk else {})}
     return OutboxEntry(
         number,
@@ -45,12 +45,16 @@ def entry(number: int, *, bulk: bool) -> OutboxEntry:
         payload,
         datetime(2026, 1, 1, tzinfo=UTC),
         due=True,
+        waited=waited,
     )
 
 
-@pytest.mark.parametrize(("max_bulk_wait", "order"), [(3600.0, [2, 3, 4, 1]), (0.0, [1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("max_bulk_wait", "waited", "order"),
+    [(3600.0, 0.0, [2, 3, 4, 1]), (3600.0, 3600.0, [1, 2, 3, 4]), (0.0, 0.0, [1, 2, 3, 4])],
+)
 async def test_a_bulk_task_waits_behind_those_of_its_head_start_only(
-    max_bulk_wait: float, order: list[int]
+    max_bulk_wait: float, waited: float, order: list[int]
 ) -> None:
     invokers, recorder = Invokers(), Recorder()
     invokers.see([InvokerRow("http://invoker", 1)])
@@ -61,7 +65,7 @@ async def test_a_bulk_task_waits_behind_those_of_its_head_start_only(
     functions = FunctionInvocations(
         cast(Database, None), invokers, look, recorder, CollectorRegistry(), max_bulk_wait=max_bulk_wait
     )
-    functions.offer([entry(1, bulk=True)], lambda _: None)
+    functions.offer([entry(1, bulk=True, waited=waited)], lambda _: None)
     await asyncio.sleep(0)
     functions.offer([entry(number, bulk=False) for number in (2, 3, 4)], lambda _: None)
     running = asyncio.create_task(functions.run())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -39,6 +40,7 @@ MAX_FRESH = 256
 """Maximum number of messages in memory; the rest is left to the sweep."""
 MAX_REFUSALS = 5
 _NEVER = 2**31 - 1
+_HEAD_STARTS = 8
 _WAKE_BACKOFF = Backoff(first=1.0, longest=300.0)
 _BUFFER_BACKOFF = Backoff(first=1.0, longest=30.0)
 
@@ -152,19 +154,19 @@ class _Delivery:
 
 class OutboxDelivery(_Delivery):
     """Delivers wake-ups. ``run_local`` takes tasks of in-process runtimes, ``invoke`` wake-ups of functions with a
-    callback for those that it is done with; everything else goes to its runtime's queue, normal work with a
-    ``head_start`` of bulk work."""
+    callback for those that it is done with; everything else goes to its runtime's queue. Bulk
+    tasks wait behind others that become ready up to ``max_bulk_wait`` seconds later."""
 
     def __init__(
         self,
         db: Database,
         queue: Queue,
         runtimes: RuntimeRegistry,
-        run_local: Callable[[UUID, bool], None],
+        run_local: Callable[[UUID, float], None],
         invoke: Callable[[Sequence[OutboxEntry], Callable[[Sequence[int]], None]], None],
         registry: CollectorRegistry,
         *,
-        head_start: float = 0.0,
+        max_bulk_wait: float = 0.0,
     ) -> None:
         super().__init__(
             db,
@@ -180,7 +182,7 @@ class OutboxDelivery(_Delivery):
             ),
         )
         self._runtimes = runtimes
-        self._head_start = head_start
+        self._max_bulk_wait = max_bulk_wait
         self._run_local = run_local
         self._invoke = invoke
         self._settled: list[int] = []
@@ -223,14 +225,21 @@ class OutboxDelivery(_Delivery):
             case Execution.IN_PROCESS:
                 for entry in entries:
                     if entry.task_id is not None:
-                        self._run_local(entry.task_id, entry.bulk)
+                        self._run_local(entry.task_id, entry.behind(self._max_bulk_wait))
             case Execution.QUEUE:
-                # The head start of normal work is the longest that bulk work waits behind it.
-                for bulk in (False, True):
-                    bodies = [entry.payload for entry in entries if entry.bulk is bulk]
-                    start = 0.0 if bulk else self._head_start
+                for start, bodies in self._by_head_start(entries).items():
                     await self._queue.publish(runtime.queue, bodies, head_start=start)
         self._settle([entry.outbox_id for entry in entries])
+
+    def _by_head_start(self, entries: Sequence[OutboxEntry]) -> dict[float, list[dict[str, Any]]]:
+        """Normal work has a head start of the longest that bulk work waits behind it, and bulk work of what it has
+        waited, in few steps, since each is a publication of its own."""
+        step = self._max_bulk_wait / _HEAD_STARTS
+        groups: dict[float, list[dict[str, Any]]] = {}
+        for entry in entries:
+            steps = round((self._max_bulk_wait - entry.behind(self._max_bulk_wait)) / step) if step else 0
+            groups.setdefault(steps * step, []).append(entry.payload)
+        return groups
 
     def _settle(self, ids: Sequence[int]) -> None:
         """Mark entries as delivered, to be deleted soon. Functions call it later, when they were claimed."""

@@ -82,7 +82,7 @@ class FunctionInvocations:
         *,
         max_bulk_wait: float = 0.0,
     ) -> None:
-        """Bulk tasks wait behind others that come up to ``max_bulk_wait`` seconds later."""
+        """Bulk tasks wait behind others that become ready up to ``max_bulk_wait`` seconds later."""
         self._db = db
         self._sender = sender
         self._max_bulk_wait = max_bulk_wait
@@ -108,7 +108,7 @@ class FunctionInvocations:
                 settle([entry.outbox_id])
             elif held is None and len(self._waiting) < MAX_WAITING:
                 self._waiting[entry.task_id] = (entry, settle)
-                self._turns[entry.task_id] = now + (self._max_bulk_wait if entry.bulk else 0.0)
+                self._turns[entry.task_id] = now + entry.behind(self._max_bulk_wait)
         self._stirred.set()
 
     async def run(self) -> None:

@@ -43,11 +43,9 @@ TIMED_OUT = "timed out: it ran longer than its timeout_seconds, {} s"
 
 
 class InProcessRuntime:
-    def __init__(self, dispatch: Dispatch, worker_id: str, *, max_bulk_wait: float = 0.0) -> None:
-        """Bulk tasks wait behind others that come up to ``max_bulk_wait`` seconds later."""
+    def __init__(self, dispatch: Dispatch, worker_id: str) -> None:
         self._dispatch = dispatch
         self._worker_id = worker_id
-        self._max_bulk_wait = max_bulk_wait
         self._waiting: list[tuple[float, int, UUID]] = []
         self._submitted = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -57,8 +55,9 @@ class InProcessRuntime:
     def _is_draining(self) -> bool:
         return self._draining
 
-    def submit(self, task_id: UUID, bulk: bool = False) -> None:
-        turn = asyncio.get_running_loop().time() + (self._max_bulk_wait if bulk else 0.0)
+    def submit(self, task_id: UUID, behind: float = 0.0) -> None:
+        """It waits behind others that are submitted up to ``behind`` seconds later."""
+        turn = asyncio.get_running_loop().time() + behind
         self._submitted += 1
         heapq.heappush(self._waiting, (turn, self._submitted, task_id))
         self._start()

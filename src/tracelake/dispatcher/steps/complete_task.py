@@ -362,7 +362,6 @@ async def wake_next(ctx: StepContext, tx: Transaction, freed: Sequence[TaskRow])
     """
     capped = Counter(task.operator for task in freed if task.operator_cap is not None)
     slots = Counter(task.job_id for task in freed if task.gated and task.operator_cap is None)
-    await outbox.wake(
-        tx, await tasks.wake_parked(tx, dict(slots), ctx.pressure.max_bulk_wait.total_seconds())
-    )
-    await outbox.wake(tx, await tasks.wake_parked_of_operators(tx, dict(capped)))
+    max_bulk_wait = ctx.pressure.max_bulk_wait.total_seconds()
+    await outbox.wake(tx, await tasks.wake_parked(tx, dict(slots), max_bulk_wait))
+    await outbox.wake(tx, await tasks.wake_parked_of_operators(tx, dict(capped), max_bulk_wait))

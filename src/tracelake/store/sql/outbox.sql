@@ -1,10 +1,12 @@
 -- name: add
--- An entry, committed with its cause.
+-- An entry, committed with its cause, and for how long a bulk task has been ready.
 INSERT INTO outbox (kind, runtime, task_id, payload, available_at)
 SELECT n.kind, n.runtime, n.task_id, n.payload, coalesce(n.available_at, tl_now())
 FROM unnest($1::text[], $2::text[], $3::uuid[], $4::jsonb[], $5::timestamptz[])
     AS n(kind, runtime, task_id, payload, available_at)
-RETURNING outbox_id, kind, runtime, task_id, payload, available_at, available_at <= tl_now() AS due
+RETURNING outbox_id, kind, runtime, task_id, payload, available_at, available_at <= tl_now() AS due,
+       coalesce((SELECT extract(epoch FROM tl_now() - t.ready_at) FROM task t
+                 WHERE t.task_id = outbox.task_id AND outbox.payload ? 'bulk'), 0)::float8 AS waited
 
 -- name: take_due
 -- Due entries that no other replica is delivering; postponed a little, so that a crash here delays them instead of
@@ -17,7 +19,9 @@ WITH due AS (
 )
 UPDATE outbox o SET available_at = tl_now() + make_interval(secs => $2)
 FROM due WHERE o.outbox_id = due.outbox_id
-RETURNING o.outbox_id, o.kind, o.runtime, o.task_id, o.payload, o.available_at, true AS due
+RETURNING o.outbox_id, o.kind, o.runtime, o.task_id, o.payload, o.available_at, true AS due,
+       coalesce((SELECT extract(epoch FROM tl_now() - t.ready_at) FROM task t
+                 WHERE t.task_id = o.task_id AND o.payload ? 'bulk'), 0)::float8 AS waited
 
 -- name: delivered
 -- Entries are deleted after they were published.

@@ -211,20 +211,32 @@ WITH next AS (
 SELECT task_id, runtime, bulk FROM next
 
 -- name: wake_parked_of_operators
--- The next tasks of operators that have a cap and in which a slot came free, over all jobs that aren't full themselves.
+-- The next tasks of operators that have a cap and in which a slot came free, over all jobs that aren't full themselves;
+-- bulk work behind what comes up to $3 seconds later, as within a job.
 WITH next AS (
     SELECT q.task_id, q.runtime, q.is_bulk AS bulk FROM unnest($1::text[], $2::int[]) AS f(operator, slots)
     CROSS JOIN LATERAL (
-        SELECT t.task_id, j.runtime, t.bulk OR j.priority = 'bulk' AS is_bulk, t.seq
-        FROM job j CROSS JOIN LATERAL (
-            SELECT p.task_id, p.bulk, p.seq FROM task p
-            WHERE p.job_id = j.job_id AND p.status = 'Queued' AND p.parked AND p.ready_at <= tl_now()
-              AND NOT (p.bulk AND j.bulk_held)
-            ORDER BY p.bulk, p.seq
-            LIMIT greatest(0, least(f.slots, j.max_concurrency - (
-                SELECT count(*) FROM task r WHERE r.job_id = j.job_id AND r.status = 'Running')))) t
+        SELECT t.task_id, j.runtime, t.bulk OR j.priority = 'bulk' AS is_bulk, t.turn, t.seq
+        FROM job j
+        CROSS JOIN LATERAL (
+            SELECT greatest(0, least(f.slots, j.max_concurrency - (
+                SELECT count(*) FROM task r WHERE r.job_id = j.job_id AND r.status = 'Running'))) AS slots) w
+        CROSS JOIN LATERAL (
+            SELECT c.task_id, c.bulk, c.seq, c.turn FROM (
+                (SELECT p.task_id, p.bulk, p.seq,
+                        p.ready_at + make_interval(secs => CASE j.priority WHEN 'bulk' THEN $3 ELSE 0 END) AS turn
+                 FROM task p
+                 WHERE p.job_id = j.job_id AND p.status = 'Queued' AND p.parked AND NOT p.bulk
+                   AND p.ready_at <= tl_now()
+                 ORDER BY p.seq LIMIT w.slots)
+                UNION ALL
+                (SELECT p.task_id, p.bulk, p.seq, p.ready_at + make_interval(secs => $3) FROM task p
+                 WHERE p.job_id = j.job_id AND p.status = 'Queued' AND p.parked AND p.bulk
+                   AND p.ready_at <= tl_now() AND NOT j.bulk_held
+                 ORDER BY p.seq LIMIT w.slots)) c
+            ORDER BY c.turn, c.seq LIMIT w.slots) t
         WHERE j.operator = f.operator AND j.active AND NOT j.paused
-        ORDER BY is_bulk, t.seq LIMIT f.slots) q
+        ORDER BY t.turn, t.seq LIMIT f.slots) q
 ), free AS (
     SELECT t.task_id FROM task t WHERE t.task_id IN (SELECT task_id FROM next) FOR NO KEY UPDATE OF t SKIP LOCKED
 ), woken AS (
