@@ -6,7 +6,8 @@ One JSON line per workload:
   held job; from the answer to the completion that empties it below the low mark to the first granted claim.
 - ``throughput``: a chain of three no-op jobs, without thresholds, with thresholds that are never reached, and with
   one that holds and releases all the while; in turns, so that neighbours disturb all alike.
-- ``graph``: a look at 1,000 jobs with a million waiting tasks, all below their thresholds and with some above.
+- ``graph``: a look at 1,000 jobs with a million waiting tasks, all below their thresholds, with some above, and with
+  a million scopes that are kept besides.
 """
 
 from __future__ import annotations
@@ -200,9 +201,17 @@ async def graph(stack: Stack, jobs: int, waiting: int) -> dict[str, Any]:
         await connection.execute("VACUUM ANALYZE task", timeout=900)
         await connection.execute("ANALYZE job; ANALYZE job_input; ANALYZE dataset_version")
     lines = {}
-    for what, thresholds in (("calm", waiting), ("a tenth tripped", None)):
+    for what, thresholds, kept in (
+        ("calm", waiting, 0),
+        ("a tenth tripped", None, 0),
+        ("and kept", None, waiting),
+    ):
         async with pool.acquire() as connection:
             await connection.execute(SQL.set_thresholds, thresholds)
+            if kept:
+                await connection.execute(_UNLIMITED)
+                await connection.execute(SQL.make_kept.format(jobs=jobs, waiting=kept), timeout=900)
+                await connection.execute("ANALYZE held_scope; ANALYZE event")
         times = []
         for _ in range(21):
             began = time.perf_counter()

@@ -28,6 +28,14 @@ SELECT gen_random_uuid(), (SELECT org_id FROM org), md5('job' || n % {jobs})::uu
        tl_now() + interval '1 day'
 FROM generate_series(0, {waiting} - 1) AS n;
 
+-- name: make_kept
+-- What a held backfill keeps: scopes of the first job of each chain, and events of these as if they were sources.
+INSERT INTO held_scope (job_id, range_start, range_end, bulk)
+SELECT md5('job' || n % ({jobs} / 10) * 10)::uuid, n, n, true FROM generate_series(0, {waiting} - 1) AS n;
+INSERT INTO event (org_id, dataset_version, kind, range_start, range_end, revision, state, bulk)
+SELECT (SELECT org_id FROM org), md5('version' || n % ({jobs} / 10) * 10)::uuid, 'partition', n, n, 0, 'held', true
+FROM generate_series(0, {waiting} / 10 - 1) AS n;
+
 -- name: set_thresholds
 -- Nobody is full, or the last job of each chain is.
 UPDATE job SET max_queue_depth = CASE WHEN $1::int IS NULL AND name = 'step9' THEN 1 ELSE coalesce($1::int, 1000000) END

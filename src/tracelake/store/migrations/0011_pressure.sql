@@ -82,7 +82,7 @@ ALTER TABLE event ADD COLUMN bulk boolean NOT NULL DEFAULT false;
 ALTER TABLE event DROP CONSTRAINT event_state_check;
 ALTER TABLE event ADD CONSTRAINT event_state_check
     CHECK (state IN ('counted', 'pending', 'old_version', 'old_revision', 'held'));
-CREATE INDEX event_held ON event (dataset_version, event_id) WHERE state = 'held';
+CREATE INDEX event_held ON event (dataset_version, bulk, event_id) WHERE state = 'held';
 
 -- Maximum number of running tasks by operator, over all DAGs; its row is the gate of claims that count them.
 CREATE TABLE operator_cap (

@@ -1,16 +1,29 @@
 -- name: loads
 -- Every active job with what waits in it. How old the oldest is matters for jobs with a maximum age, and how many wait
--- for a retry time only where the queue would be full with them, or is being watched until it is empty enough.
-WITH counted AS MATERIALIZED (
+-- for a retry time only where the queue would be full with them, or is being watched until it is empty enough. Of what
+-- is kept, whether there is any: a held backfill may keep a million scopes, so these are skipped over in their index.
+WITH RECURSIVE counted AS MATERIALIZED (
     SELECT job_id, sum(waiting)::bigint AS waiting, sum(bulk)::bigint AS bulk FROM queue_count GROUP BY job_id
 ), running AS MATERIALIZED (
     SELECT job_id FROM task WHERE status = 'Running' AND bulk GROUP BY job_id
+), kept_scopes AS (
+    (SELECT job_id, bulk FROM held_scope ORDER BY job_id, bulk LIMIT 1)
+    UNION ALL
+    SELECT next.job_id, next.bulk FROM kept_scopes k CROSS JOIN LATERAL (
+        SELECT h.job_id, h.bulk FROM held_scope h WHERE (h.job_id, h.bulk) > (k.job_id, k.bulk)
+        ORDER BY h.job_id, h.bulk LIMIT 1) next
+), kept_events AS (
+    (SELECT dataset_version, bulk FROM event WHERE state = 'held' ORDER BY dataset_version, bulk LIMIT 1)
+    UNION ALL
+    SELECT next.dataset_version, next.bulk FROM kept_events k CROSS JOIN LATERAL (
+        SELECT e.dataset_version, e.bulk FROM event e
+        WHERE e.state = 'held' AND (e.dataset_version, e.bulk) > (k.dataset_version, k.bulk)
+        ORDER BY e.dataset_version, e.bulk LIMIT 1) next
 ), kept AS MATERIALIZED (
     SELECT job_id, bool_or(bulk) AS bulk, bool_or(NOT bulk) AS normal FROM (
-        SELECT job_id, bulk FROM held_scope
+        SELECT job_id, bulk FROM kept_scopes
         UNION ALL
-        SELECT dv.job_id, e.bulk FROM event e JOIN dataset_version dv USING (dataset_version)
-        WHERE e.state = 'held') k
+        SELECT dv.job_id, e.bulk FROM kept_events e JOIN dataset_version dv USING (dataset_version)) k
     GROUP BY job_id
 ), persons AS MATERIALIZED (
     SELECT DISTINCT job_id FROM job_pause WHERE caused_by IS NULL
@@ -170,9 +183,13 @@ RETURNING h.seq, h.range_start, h.range_end, h.cause
 -- name: take_events
 -- Events of a released source, in their order.
 SELECT e.event_id, e.org_id, e.dataset_version, dv.storage, e.kind, e.range_start, e.range_end, e.bulk
-FROM dataset_version dv JOIN event e USING (dataset_version)
-WHERE dv.job_id = $1 AND e.state = 'held' AND NOT (e.bulk AND $2)
-ORDER BY e.event_id LIMIT $3
+FROM dataset_version dv CROSS JOIN LATERAL (
+    (SELECT n.* FROM event n WHERE n.dataset_version = dv.dataset_version AND n.state = 'held' AND NOT n.bulk
+     ORDER BY n.event_id LIMIT $3)
+    UNION ALL
+    (SELECT b.* FROM event b WHERE b.dataset_version = dv.dataset_version AND b.state = 'held' AND b.bulk AND NOT $2
+     ORDER BY b.event_id LIMIT $3)) e
+WHERE dv.job_id = $1 ORDER BY e.event_id LIMIT $3
 
 -- name: settle_events
 -- Kept events that were counted now.
