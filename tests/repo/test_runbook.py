@@ -101,6 +101,7 @@ def test_the_compose_file_calls_commands_that_exist() -> None:
     root = get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
     services = yaml.safe_load((DOCS.parent / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    assert services
+    commands = {service["command"].split()[0] for service in services.values()}
+    assert commands >= {"dispatcher", "query-service", "sink", "scheduler", "delivery", "worker"}
     for service in services.values():
         assert_accepted(root, service["command"].split())
