@@ -61,8 +61,8 @@ attack: $(STAMP) ## Attack a running stack as operators, functions, SQL, DAGs an
 sbom: $(STAMP) ## Write the bill of materials, CycloneDX, to dist/tracelake.cdx.json
 	$(PY) -m scripts.bill_of_materials dist/tracelake.cdx.json
 
-soak-pressure: $(STAMP) ## Overload one consumer for SECONDS (300) while workers die: the queue keeps its bound, nothing is lost
-	SECONDS=$(or $(SECONDS),300) $(PY) -m pytest -q -m long tests/faults/test_pressure_soak.py
+soak-pressure: $(STAMP) ## Overload a stack for SECONDS (300) while its processes die: queues keep their bounds, nothing is lost
+	SECONDS=$(or $(SECONDS),300) $(PY) -m pytest -q -m long tests/faults/test_pressure_soak.py tests/faults/test_overload_soak.py
 
 bench: bench-control bench-ingest bench-tip bench-compact bench-query bench-sink bench-alerts bench-delivery bench-pressure ## Run every benchmark
 

@@ -54,11 +54,20 @@ class Bug:
     odds: dict[str, Any] = field(default_factory=dict)
     without_revisions: bool = False
     depths: dict[str, int] = field(default_factory=dict)
+    operators: dict[str, int] = field(default_factory=dict)
+    bulk: tuple[str, ...] = ()
     first: int = 0
     """A seed that found it: the search begins there."""
 
     def adjust(self, drawn: Profile) -> Profile:
-        layout = Layout(closure(frozenset(self.jobs)), self.caps, drawn.layout.tags, self.depths)
+        layout = Layout(
+            closure(frozenset(self.jobs)),
+            self.caps,
+            drawn.layout.tags,
+            self.depths,
+            frozenset(self.bulk),
+            self.operators,
+        )
         calm = {
             "lost_reply": 0.0, "duplicate": 0.0, "queue_loss": False, "deploys": False, "pauses": False,
             "cancels": False, "reorganizes": False, "crash": 0.0, "zombie": 0.0, "fails": 0.0, "releases": 0.0,
@@ -364,6 +373,17 @@ BUGS: dict[str, Bug] = {
     "pressure: kept scopes are thrown away": Bug(
         query(tasks.SQL, "create_partition_tasks", "WHERE kept ORDER BY position", "WHERE kept AND false"),
         ("sum",), depths=FULL,
+    ),
+    "pressure: bulk work that was held is not routed when it is released": Bug(
+        query(pressure.SQL, "take_scopes", "AND NOT (h.bulk AND $2)", "AND NOT (h.bulk OR $2)"),
+        ("sum",), depths=FULL, bulk=("ingest",),
+    ),
+    "caps: a free slot of an operator wakes nobody": Bug(
+        patch(tasks, "wake_parked_of_operators", nothing), ("sum",), operators={"pack": 1}
+    ),
+    "caps: claims don't count an operator's tasks": Bug(
+        query(tasks.SQL, "read_gates", "AND k.operator = o.operator", "AND false AND k.operator = o.operator"),
+        ("sum",), operators={"pack": 1},
     ),
     "pressure: kept events never count": Bug(
         patch(apply_backpressure, "_count_kept", nothing), ("sum",), depths=FULL

@@ -463,8 +463,13 @@ class FenceAudit:
         for (task_id, _), held in self._held.items():
             by_job[UUID(int=held.version.int)].append(held)
             by_task[task_id].append(held)
+        by_operator: dict[str, list[Held]] = defaultdict(list)
+        for held in self._held.values():
+            by_operator[JOBS[held.job].operator].append(held)
         for group in by_task.values():
             self._check_overlap(group, 1, ONE_HOLDER)
+        for operator, cap in self._layout.operators.items():
+            self._check_overlap(by_operator[operator], cap, CAP)
         for group in by_job.values():
             cap = 1 if group[0].cursor else self._layout.caps.get(group[0].job)
             if cap is not None:

@@ -60,13 +60,14 @@ JOBS: Mapping[str, SimJob] = {
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The jobs of a run, how many of each may run at once and wait before their producers are held, which of them
-    are bulk, and the tags that are deployed."""
+    are bulk, how many tasks of an operator may run at once, and the tags that are deployed."""
 
     jobs: frozenset[str]
     caps: Mapping[str, int]
     tags: Mapping[str, str]
     depths: Mapping[str, int] = field(default_factory=dict)
     bulk: frozenset[str] = frozenset()
+    operators: Mapping[str, int] = field(default_factory=dict)
 
     def with_tag(self, job: str, tag: str) -> Layout:
         return replace(self, tags={**self.tags, job: tag})
@@ -221,5 +222,9 @@ def draw(rng: random.Random) -> Profile:
     if rng.random() < 0.5:
         full = {name: rng.randint(1, 3) for name in sorted(jobs) if JOBS[name].inputs and rng.random() < 0.6}
         bulk = frozenset(name for name in sorted(jobs) if JOBS[name].inputs and rng.random() < 0.3)
-        profile = replace(profile, layout=replace(layout, depths=full, bulk=bulk))
-    return profile
+        layout = replace(layout, depths=full, bulk=bulk)
+    # Of dice of their own, so that seeds without them do what they did before there were such caps.
+    dice = random.Random(str(rng.getstate()))
+    if dice.random() < 0.3:
+        layout = replace(layout, operators={"pack": dice.randint(1, 2), "ingest": dice.randint(1, 2)})
+    return replace(profile, layout=layout)

@@ -35,7 +35,7 @@ from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.dispatcher.steps.upkeep import reap_leases, reconcile_partitions, rewake_queued, watch_sources
 from tracelake.domain.entropy import Entropy
 from tracelake.domain.errors import Unavailable
-from tracelake.store import outbox
+from tracelake.store import outbox, pressure
 from tracelake.store.db import DeployLock
 
 NO_SURPRISE = "no step fails with anything but a refusal"
@@ -126,6 +126,8 @@ class Simulation:
         scheduler = world.scheduler
         scheduler.direct = True
         await calls.deploy(world, world.layout)
+        operators = world.layout.operators
+        await world.dispatchers[0].db.run(lambda tx: pressure.set_caps(tx, operators))
         scheduler.direct = False
         for index in range(world.profile.dispatchers):
             scheduler.spawn(f"dispatcher{index}", run_loops(world, index))
