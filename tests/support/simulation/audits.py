@@ -468,8 +468,8 @@ class FenceAudit:
             by_operator[JOBS[held.job].operator].append(held)
         for group in by_task.values():
             self._check_overlap(group, 1, ONE_HOLDER)
-        for operator, cap in self._layout.operators.items():
-            self._check_overlap(by_operator[operator], cap, CAP)
+        for operator, most in self._layout.operators.items():
+            self._check_overlap(by_operator[operator], most, CAP)
         for group in by_job.values():
             cap = 1 if group[0].cursor else self._layout.caps.get(group[0].job)
             if cap is not None:
