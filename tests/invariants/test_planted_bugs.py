@@ -251,7 +251,8 @@ BUGS: dict[str, Bug] = {
         patch(task_module, "_check_current", no_attempt), MANUAL, {"impostor": 0.5}
     ),
     "complete: a reply counts after a newer claim": Bug(
-        patch(task_module, "_check_current", no_fence), MANUAL, {"zombie": 0.5}, {}, {"longest_tick": 40.0}
+        patch(task_module, "_check_current", no_fence), MANUAL, {"zombie": 0.5}, {}, {"longest_tick": 40.0},
+        first=9,
     ),
     "complete: a canceled task is completed": Bug(
         patch(complete_task, "check_may_act", canceled_is_fine), MANUAL, {"cancels": True, "zombie": 0.3}
@@ -260,10 +261,12 @@ BUGS: dict[str, Bug] = {
         patch(complete_task, "_repeats", no_repeats), MANUAL, {"duplicate": 0.4}
     ),
     "complete: changed inputs are not noticed": Bug(
-        patch(commit_outputs, "with_changed_inputs", nobody), CHAIN, {"reorganizes": True, "zombie": 0.2}
+        patch(commit_outputs, "with_changed_inputs", nobody), CHAIN, {"reorganizes": True, "zombie": 0.2},
+        first=5,
     ),
     "complete: a release counts as a failure": Bug(
-        patch(complete_task, "decide_ending", releases_are_failures), MANUAL, {"releases": 0.5, "fails": 0.3}
+        patch(complete_task, "decide_ending", releases_are_failures), MANUAL, {"releases": 0.5, "fails": 0.3},
+        first=18,
     ),
     "end: nobody is woken for a slot that came free": Bug(
         several(patch(complete_task, "wake_next", nothing), patch(interventions, "wake_next", nothing)),
@@ -290,21 +293,25 @@ BUGS: dict[str, Bug] = {
     "route: joins meet nobody on the job's row": Bug(
         patch(Consumer, "gated", only(True, False)), ("join",),
         {"people": 0}, {}, {"stick": 0.4, "slow_commit": 0.1},
+        first=7,
     ),
     "route: updates meet nobody on the job's row": Bug(
         patch(Consumer, "gated", only(False, True)), ("derive", "derive2", "log", "ranges"),
         # The chain's next move would make up for what the last one lost.
         {"chain_pace": 5.0, "chain_moves": 2, "workers": 6, "turns": 350, "people": 0}, {},
         {"stick": 0.7, "slow_commit": 0.2},
+        first=86,
     ),
     "route: a scope is one of a kind whatever its revisions": Bug(
         lambda _: None, CHAIN, {"reorganizes": True},
         without_revisions=True,
+        first=4,
     ),
     "events: one of an older revision counts": Bug(
         patch(count_events, "_outdated", nobody), ("derive",),
         {"reorganizes": True, "duplicate": 1.0, "chain_pace": 4.0, "turns": 1000, "people": 0},
         {}, {"tick": 0.02, "longest_tick": 1.0},
+        first=60,
     ),
     "events: one of an older version moves the cursor": Bug(
         patch(count_events, "_state", lambda event: count_events.EventState.COUNTED), ("derive",), {"deploys": True}
@@ -315,10 +322,11 @@ BUGS: dict[str, Bug] = {
     "complete: neither the consumer's position nor its range is compared": Bug(
         patch(commit_outputs, "with_changed_inputs", only_revisions), ("tail",),
         {"fails": 0.4, "chain_pace": 5.0, "turns": 2000},
+        first=11,
     ),
     "complete: a gap filled in meanwhile is not noticed": Bug(
         patch(datasets, "filled_in_since", nobody), ("gather",), {"fails": 0.3},
-        first=266,
+        first=306,
     ),
     "invalidate: consumers are not sent back": Bug(
         query(invalidations.SQL, "rewind_consumers", "WHERE ji.dataset_version = $1",
@@ -328,11 +336,12 @@ BUGS: dict[str, Bug] = {
     "invalidate: partitions stay committed": Bug(
         query(invalidations.SQL, "uncommit_partitions", "AND current", "AND current AND false"),
         ("compact",), {"reorganizes": True},
-        first=113,
+        first=135,
     ),
     "invalidate: what was made of it is not taken back": Bug(
         patch(count_events, "_invalidate_downstream", never_cut), ("compact",),
         {"reorganizes": True, "chain_pace": 6.0, "turns": 900},
+        first=3,
     ),
     "rewake: lost messages are not made up for": Bug(
         query(tasks.SQL, "unwoken_tasks", "t.status = 'Queued'", "false AND t.status = 'Queued'"),
@@ -356,10 +365,12 @@ BUGS: dict[str, Bug] = {
     "outbox: what is taken is never taken again": Bug(
         query(outbox.SQL, "take_due", "tl_now() + make_interval(secs => $2)", "tl_now() + interval '1 year' * $2"),
         MANUAL, {}, {}, {"die": 0.02, "die_at_commit": 0.1},
+        first=6,
     ),
     "deploy: nothing keeps routing out": Bug(
         patch(deploy_dag, "DeployLock", type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.NONE})),
         MANUAL, {"deploys": True, "people": 3}, {}, {"stick": 0.0, "starve": 0.03},
+        first=19,
     ),
     "pressure: claims don't look": Bug(
         query(tasks.SQL, "lock_tasks", "j.paused OR (t.bulk AND j.bulk_held) AS held", "false AS held"),
@@ -369,6 +380,7 @@ BUGS: dict[str, Bug] = {
         query(tasks.SQL, "create_partition_tasks",
               "j.paused OR (m.bulk AND j.bulk_held) OR (j.backlog AND NOT $6) AS held", "false AND $6 AS held"),
         ("sum",), depths=FULL,
+        first=9,
     ),
     "pressure: kept scopes are thrown away": Bug(
         query(tasks.SQL, "create_partition_tasks", "WHERE kept ORDER BY position", "WHERE kept AND false"),
@@ -395,6 +407,7 @@ BUGS: dict[str, Bug] = {
         patch(apply_backpressure, "DeployLock",
               type("Open", (), {"NONE": DeployLock.NONE, "EXCLUSIVE": DeployLock.SHARED})),
         ("sum",), {"people": 3}, {}, {"stick": 0.0, "starve": 0.03}, depths=FULL,
+        first=18,
     ),
 }  # fmt: skip
 
