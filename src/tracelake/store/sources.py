@@ -6,6 +6,7 @@ and routing requests of one source take turns under it, which makes their number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,6 +59,45 @@ class WaitingRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestGate:
+    """Whether requests of a source may become tasks. ``room`` is what is left in its own queue, and ``normal_room``
+    what normal work has of it, which doesn't wait for bulk tasks that may be held; None without a threshold."""
+
+    paused: bool
+    bulk_held: bool
+    room: int | None
+    normal_room: int | None
+    any_waits: bool
+    normal_waits: bool
+
+    def keeps(self, *, bulk: bool) -> bool:
+        """Whether a new request waits: it can't go, or would pass one that waits and can."""
+        if not self.has_room(bulk=bulk) or self.normal_waits:
+            return True
+        # Bulk ones wait, if any.
+        return self.any_waits and self.has_room(bulk=True)
+
+    def routable(self, waiting: Sequence[WaitingRequest]) -> list[WaitingRequest]:
+        """Those that become tasks now, in their order."""
+        taken: list[WaitingRequest] = []
+        for request in waiting:
+            before = sum(1 for each in taken if request.bulk or not each.bulk)
+            if self._room(bulk=request.bulk) > before:
+                taken.append(request)
+        return taken
+
+    def has_room(self, *, bulk: bool) -> bool:
+        """Whether any request of this kind may go."""
+        return self._room(bulk=bulk) > 0
+
+    def _room(self, *, bulk: bool) -> float:
+        if self.paused or (bulk and self.bulk_held):
+            return 0
+        room = self.room if bulk else self.normal_room
+        return math.inf if room is None else room
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRequest:
     """The request that a task is for."""
 
@@ -98,10 +138,12 @@ async def lock(tx: Transaction, dag: str, job: str) -> SourceRow:
     return SourceRow(**row)
 
 
-async def held(tx: Transaction, job_id: UUID) -> bool:
-    """Whether the source keeps what comes: it is paused, or earlier requests wait. Its job's row is locked."""
-    row = await tx.fetchrow(SQL.held, job_id)
-    return row is not None and bool(row["held"])
+async def request_gate(tx: Transaction, job_id: UUID) -> RequestGate:
+    """Of a source whose requests become tasks. Under its job's lock it holds until the transaction ends."""
+    row = await tx.fetchrow(SQL.request_gate, job_id)
+    if row is None:
+        raise NotFound("UnknownJob", f"there is no job {job_id}")
+    return RequestGate(**row)
 
 
 async def advance(
@@ -180,12 +222,14 @@ async def waiting_sources(tx: Transaction) -> list[tuple[str, str]]:
     return [(row["dag_name"], row["job_name"]) for row in await tx.fetch(SQL.waiting_sources)]
 
 
-async def waiting_requests(tx: Transaction, dag: str, job: str, limit: int) -> list[WaitingRequest]:
+async def waiting_requests(
+    tx: Transaction, dag: str, job: str, limit: int, *, with_bulk: bool
+) -> list[WaitingRequest]:
     return [
         WaitingRequest(
             row["request_id"], SourceKind(row["kind"]), row["number"], row["scope"] or {}, row["bulk"]
         )
-        for row in await tx.fetch(SQL.waiting_requests, dag, job, limit)
+        for row in await tx.fetch(SQL.waiting_requests, dag, job, limit, with_bulk)
     ]
 
 

@@ -2,8 +2,9 @@
 
 A source without code has an event on output 0, a source with code a task whose payload says what it is for. While
 the source's job is paused or held, requests are kept: as events that don't count yet, which ``apply_backpressure``
-counts when the job is released, or, for code, as rows that become tasks then. Both go in the order in which they
-were accepted, each once, and one that comes while others wait, waits behind them.
+counts when the job is released, or, for code, as rows that become tasks then, as far as the job's own queue has
+room. Both go in the order in which they were accepted, each once, and one that comes while others wait, waits
+behind them. Normal ones pass bulk ones that can't go.
 
 A request belongs to its source and not to a generation of the job. A deploy that replaces the job shelves tasks
 that haven't begun or don't end well; their requests wait again, and the new generation runs them. It also takes
@@ -91,9 +92,10 @@ async def _accept_for_code(
     ctx: StepContext, tx: Transaction, definition: JobDefinition, request: SourceRequest
 ) -> AcceptedRequest:
     await open_gates(tx, [], own_jobs=[definition.job_id])
-    held = await sources.held(tx, definition.job_id)
-    request_id = await _add(tx, definition, request, routed=not held)
-    if held:
+    gate = await sources.request_gate(tx, definition.job_id)
+    kept = gate.keeps(bulk=request.bulk)
+    request_id = await _add(tx, definition, request, routed=not kept)
+    if kept:
         return AcceptedRequest(request.number, kept=True)
     created = await _create_tasks(ctx, tx, definition, [(request_id, request)])
     return AcceptedRequest(request.number, kept=False, counted=created)
@@ -138,7 +140,7 @@ async def route_waiting(ctx: StepContext) -> int:
 
 
 async def _route_some(ctx: StepContext, dag: str, name: str) -> int:
-    """The oldest requests of one source; 0 when none waits, or when it is held again."""
+    """The oldest requests of one source; 0 when none waits, none may go, or when it is held again."""
 
     async def work(tx: Transaction) -> tuple[int, CountedEvents]:
         none = 0, CountedEvents()
@@ -146,25 +148,44 @@ async def _route_some(ctx: StepContext, dag: str, name: str) -> int:
         if job is None or job.source_kind in (None, SourceKind.ALWAYS_ON):
             return none
         await sources.lock(tx, dag, name)
-        waiting = await sources.waiting_requests(tx, dag, name, ROUTED_AT_ONCE)
-        if not waiting:
-            return none
         definition = (await ctx.definitions.get(tx, [job.job_id]))[job.job_id]
-        produced = await _produced(tx, definition, waiting) if not definition.runs_code else []
-        gates = await open_gates(tx, produced, own_jobs=[job.job_id])
-        # Read again under the job's lock: it may have been paused since.
-        if await jobs.is_paused(tx, job.job_id):
-            return none
         if definition.runs_code:
-            done = await _create_tasks(ctx, tx, definition, [(each.request_id, each) for each in waiting])
+            waiting, done = await _route_to_code(ctx, tx, definition)
         else:
-            done = await count_events(ctx, tx, produced, gates)
+            waiting, done = await _route_events(ctx, tx, definition, bulk_held=job.bulk_held)
         await sources.mark_routed(tx, [each.request_id for each in waiting])
         return len(waiting), done
 
     routed, done = await ctx.db.run(work)
     _count(ctx, done)
     return routed
+
+
+async def _route_to_code(
+    ctx: StepContext, tx: Transaction, definition: JobDefinition
+) -> tuple[list[WaitingRequest], CountedEvents]:
+    await open_gates(tx, [], own_jobs=[definition.job_id])
+    gate = await sources.request_gate(tx, definition.job_id)
+    found = await sources.waiting_requests(
+        tx, definition.dag_name, definition.name, ROUTED_AT_ONCE, with_bulk=gate.has_room(bulk=True)
+    )
+    waiting = gate.routable(found)
+    return waiting, await _create_tasks(ctx, tx, definition, [(each.request_id, each) for each in waiting])
+
+
+async def _route_events(
+    ctx: StepContext, tx: Transaction, definition: JobDefinition, *, bulk_held: bool
+) -> tuple[list[WaitingRequest], CountedEvents]:
+    """Requests that waited for code, of a source that has none any more."""
+    waiting = await sources.waiting_requests(
+        tx, definition.dag_name, definition.name, ROUTED_AT_ONCE, with_bulk=not bulk_held
+    )
+    produced = await _produced(tx, definition, waiting)
+    gates = await open_gates(tx, produced, own_jobs=[definition.job_id])
+    # Read again under the job's lock: it may have been paused since.
+    if not waiting or await jobs.is_paused(tx, definition.job_id):
+        return [], CountedEvents()
+    return waiting, await count_events(ctx, tx, produced, gates)
 
 
 async def _produced(
