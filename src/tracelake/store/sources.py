@@ -24,11 +24,14 @@ from tracelake.store.db import Row, Transaction
 from tracelake.store.tasks import NewTask
 
 SQL = sqlfiles.load("tracelake.store.sql", "sources.sql")
+CLOCK_AHEAD_SECONDS = 60.0
+"""A last tick that lies further in the future was made while the clock was ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A locked source. ``allowance`` is what its rate limit left at ``allowed_at``."""
+    """A locked source. ``last_tick`` is the last one up to now, of which every later one is still to be made;
+    ``allowance`` is what its rate limit left at ``allowed_at``."""
 
     last_tick: int | None
     last_number: int
@@ -127,12 +130,16 @@ async def keep(tx: Transaction, org_id: UUID, dag: str, job: str, source: Source
     await tx.execute(SQL.keep_source, dag, job, org_id, schedule)
 
 
+async def forget_future_deploys(tx: Transaction, dag: str) -> None:
+    await tx.execute(SQL.forget_future_deploys, dag, CLOCK_AHEAD_SECONDS)
+
+
 async def retire_others(tx: Transaction, dag: str, jobs: Iterable[str]) -> None:
     await tx.execute(SQL.retire_sources, dag, list(jobs))
 
 
 async def lock(tx: Transaction, dag: str, job: str) -> SourceRow:
-    row = await tx.fetchrow(SQL.lock_source, dag, job)
+    row = await tx.fetchrow(SQL.lock_source, dag, job, CLOCK_AHEAD_SECONDS)
     if row is None:
         raise NotFound("UnknownSource", f"there is no source {dag}/{job}")
     return SourceRow(**row)
@@ -282,7 +289,7 @@ def _request(row: Row) -> TaskRequest:
 
 async def schedules(tx: Transaction) -> list[ScheduledSource]:
     found = []
-    for row in await tx.fetch(SQL.schedules):
+    for row in await tx.fetch(SQL.schedules, CLOCK_AHEAD_SECONDS):
         source = settings_of(row["source"])
         assert isinstance(source, CronSettings)
         after = row["since"]
@@ -307,7 +314,7 @@ async def release_scheduler_lease(tx: Transaction, scheduler_id: str) -> None:
 async def page(tx: Transaction, org_id: UUID, after: str, limit: int, now: datetime) -> SourcePage:
     """Active sources by name; ``after`` is the ``next`` of the page before, DAG/JOB."""
     dag, _, job = after.partition("/")
-    rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1)
+    rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1, CLOCK_AHEAD_SECONDS)
     reasons = {}
     # A paused source has its reason in its pause.
     if any(row["waiting"] and not row["paused"] for row in rows):

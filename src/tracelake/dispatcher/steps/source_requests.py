@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.contracts.dispatcher_api import EventIn, InvalidateRange
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
 from tracelake.dispatcher.steps.produced_events import ProducedEvent, Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
-from tracelake.store import jobs, outbox, sources
+from tracelake.store import datasets, jobs, outbox, sources
 from tracelake.store.db import DeployLock, Transaction
 from tracelake.store.jobs import ActiveJob, JobDefinition
 from tracelake.store.sources import DeliveryRow, WaitingRequest
@@ -56,7 +56,8 @@ class AcceptedRequest:
 
     @property
     def event_id(self) -> int | None:
-        return self.counted.kept[0].event_id if self.counted.kept else None
+        # An invalidation comes before it.
+        return self.counted.kept[-1].event_id if self.counted.kept else None
 
     @property
     def tasks_created(self) -> int:
@@ -81,9 +82,11 @@ async def accept_request(
         return await _accept_for_code(ctx, tx, definition, request)
     kept = job.keeps(bulk=request.bulk)
     produced = await _produced(tx, definition, [request], held=kept)
+    if is_tick:
+        produced = [*await _undone(tx, definition, request.number), *produced]
     done = await count_events(ctx, tx, produced, await open_gates(tx, produced))
-    # An event is all there is to a tick or a trigger. A delivery's id is kept, so that it is accepted once.
-    if request.delivery is not None:
+    # An event is all there is to a trigger. Of ticks and deliveries more is known, so that each is accepted once.
+    if request.kind is not SourceKind.MANUAL:
         await _add(tx, definition, request, routed=True)
     return AcceptedRequest(request.number, kept, done)
 
@@ -203,6 +206,24 @@ async def _produced(
         events = [EventIn(dataset_uuid=output.dataset_uuid, **_scope(request)) for request in alike]
         produced += await resolve_events(tx, producer, definition, events)
     return produced
+
+
+async def _undone(tx: Transaction, definition: JobDefinition, tick: int) -> list[ProducedEvent]:
+    """Ticks that were made while the clock was ahead are invalidated: a cursor never goes back by itself, and so
+    nobody would be triggered until its time."""
+    output = definition.outputs[0]
+    cursor = await datasets.cursor_of(tx, output.dataset_version)
+    if cursor is None or cursor <= tick:
+        return []
+    event = EventIn(
+        dataset_uuid=output.dataset_uuid,
+        id=f"clock {tick} {cursor}",
+        invalidate=InvalidateRange(tick, cursor),
+        reason="the clock was ahead when these ticks were made",
+    )
+    return await resolve_events(
+        tx, Producer(definition.org_id, definition.job_id, active=True), definition, [event]
+    )
 
 
 def _scope(request: SourceRequest | WaitingRequest) -> dict[str, Any]:

@@ -5,13 +5,22 @@ ON CONFLICT (dag_name, job_name) DO UPDATE
 SET active = true, schedule = excluded.schedule,
     since = CASE WHEN s.active AND s.schedule IS NOT DISTINCT FROM excluded.schedule THEN s.since ELSE tl_now() END
 
+-- name: forget_future_deploys
+-- Deploys that were made while the clock was ahead are as of now, when the DAG is deployed again.
+UPDATE source SET since = tl_now() WHERE dag_name = $1 AND since > tl_now() + make_interval(secs => $2)
+
 -- name: retire_sources
 -- Sources that the DAG no longer has. What they accepted waits in case they come back.
 UPDATE source SET active = false WHERE dag_name = $1 AND active AND job_name <> ALL($2::text[])
 
 -- name: lock_source
--- Requests of one source are accepted and routed one after the other, under its row.
-SELECT s.last_tick, s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
+-- Requests of one source are accepted and routed one after the other, under its row. A last tick that lies in the
+-- future is of a clock that was ahead: the last one up to now counts, which every tick has a row for.
+SELECT CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $3) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+       s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
 FROM source s WHERE s.dag_name = $1 AND s.job_name = $2 FOR NO KEY UPDATE
 
 -- name: request_gate
@@ -167,8 +176,12 @@ SELECT t.task_id, r.kind, r.number, r.scope, r.delivery_id, r.content_type, r.bo
 FROM task t JOIN source_request r USING (request_id) WHERE t.task_id = ANY($1::uuid[])
 
 -- name: schedules
--- Every active cron source with its last tick.
-SELECT j.dag_name, j.name AS job, j.source, s.since, s.last_tick
+-- Every active cron source with its last tick, as above.
+SELECT j.dag_name, j.name AS job, j.source, s.since,
+       CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $1) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick
 FROM job j JOIN source s ON s.dag_name = j.dag_name AND s.job_name = j.name
 WHERE j.active AND j.source_kind = 'cron' ORDER BY j.dag_name, j.name
 
@@ -187,7 +200,11 @@ DELETE FROM scheduler_lease WHERE holder = $1
 -- name: list_sources
 -- A page of active sources, always-on ones included.
 SELECT j.dag_name, j.name AS job, j.source_kind AS kind, j.source, j.runs_code, j.operator, j.runtime, j.paused,
-       s.since, s.last_tick, nullif(s.last_number, 0) AS last_number, s.last_at,
+       s.since, CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $5) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+       nullif(s.last_number, 0) AS last_number, s.last_at,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE j.paused AND p.job_id = j.job_id) AS pause_causes,
        (SELECT count(*) FROM (SELECT 1 FROM source_request r
