@@ -19,7 +19,7 @@ from tracelake.contracts.pressure import PressureReport
 from tracelake.contracts.user_api import ChainStatus
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.chain_status import ChainCondition
-from tracelake.domain.pressure import PressureSettings
+from tracelake.domain.pressure import PressureSettings, Tier
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
 from tracelake.store import chains, outbox, pressure, waiting
@@ -126,7 +126,9 @@ class StateGauges:
         self.max_in_flight = gauge("tasks_max_in_flight", "Maximum number of them.", "operator")
         self.pressure = gauge("pressure", "Pressure of jobs with thresholds: 1 is full.", "dag", "job")
         self.held = gauge(
-            "jobs_held", "Jobs that are held by the pressure of another.", "dag", "job", "cause"
+            "jobs_held",
+            "Jobs that are held by the pressure of another: of tier bulk, only their bulk work.",
+            *("dag", "job", "cause", "tier"),
         )
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")
         self.outbox_lag = gauge("outbox_oldest_seconds", "How long the oldest due entry has waited.")
@@ -195,7 +197,8 @@ class StateGauges:
             self.pressure.labels(job.dag_name, job.job).set(job.pressure)
         for hold in report.holds:
             cause = f"{hold.cause_dag}/{hold.cause_job}"
-            self.held.labels(hold.dag_name, hold.job, cause).set(1)
+            tier = Tier.BULK if hold.bulk_only else Tier.NORMAL
+            self.held.labels(hold.dag_name, hold.job, cause, tier.value).set(1)
 
     def show_queues(self, depths: Mapping[str, QueueDepth], names: Iterable[str]) -> None:
         """``names`` are those of runtimes, which always are; a buffer's queue is known while it holds something."""

@@ -10,8 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.conversation import SQL, Conversation, dag, reactive, source
+from tracelake.contracts.dispatcher_api import TriggerRequest
 from tracelake.dispatcher import metrics
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
+from tracelake.dispatcher.steps.accept_events import trigger_source
+from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.domain.errors import Unavailable
 from tracelake.queue.base import QueueDepth
@@ -100,3 +103,21 @@ async def test_a_database_that_is_away_shows_in_the_time_and_in_the_ages(
     assert {name: value for name, value in later.items() if name not in ages} == {
         name: value for name, value in seen.items() if name not in ages
     }, "an empty queue has no age, and the time stands still"
+
+
+async def test_a_hold_of_bulk_work_alone_is_another_tier_than_a_hold(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("up", "src"), reactive("down", "up", max_queue_depth=1)))
+    scraped = Scraped()
+    await trigger_source(talk.ctx, "chain", "src", TriggerRequest(start=0, end=0, priority="bulk"))
+    await talk.run("up")
+    await trigger_source(talk.ctx, "chain", "src", TriggerRequest(start=1, end=1, priority="bulk"))
+    assert (await balance(talk.ctx)).changed
+    held = 'tracelake_jobs_held{cause="chain/down",dag="chain",job="up",tier="%s"}'
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    page = scraped.page()
+    assert (page.get(held % "bulk"), page.get(held % "normal")) == (1, None)
+    await talk.pass_time(31)
+    assert (await balance(talk.ctx)).changed
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    page = scraped.page()
+    assert (page.get(held % "bulk"), page.get(held % "normal")) == (None, 1)
