@@ -59,7 +59,7 @@ class StepMetrics:
         self.events = Counter("tracelake_events_total", "Events by state.", ["state"], registry=registry)
         self.source_requests = Counter(
             "tracelake_source_requests_total",
-            "Ticks, deliveries and triggers by answer.",
+            "Ticks, deliveries and triggers by answer; limited are calls of webhooks that were answered 429.",
             ["kind", "answer"],
             registry=registry,
         )
@@ -91,6 +91,7 @@ class ObservedState:
 
     queued: Sequence[Row]
     pressure: PressureReport
+    kept: Sequence[Row]
     dead_letters: Sequence[Row]
     runtimes: Sequence[ServedRuntime]
     deliveries: Sequence[Row]
@@ -130,6 +131,12 @@ class StateGauges:
             "Jobs that are held by the pressure of another: of tier bulk, only their bulk work.",
             *("dag", "job", "cause", "tier"),
         )
+        self.kept = gauge(
+            "kept",
+            "Scopes, events and requests that are kept for a job that is paused, held or has no room, each counted"
+            " up to 10,000.",
+            *("dag", "job"),
+        )
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")
         self.outbox_lag = gauge("outbox_oldest_seconds", "How long the oldest due entry has waited.")
         self.outbox_given_up = gauge("outbox_given_up", "Outbox entries that were given up.")
@@ -163,7 +170,9 @@ class StateGauges:
             self.observed.labels(store).set(0)
 
     def show(self, found: ObservedState) -> None:
-        _clear(self.queued, self.queued_age, self.dead_letters, *self.delivery.values())
+        _clear(self.queued, self.queued_age, self.kept, self.dead_letters, *self.delivery.values())
+        for row in found.kept:
+            self.kept.labels(row["dag_name"], row["name"]).set(row["kept"])
         for row in found.queued:
             labels = (row["runtime"], row["dag_name"], row["name"])
             self.queued.labels(*labels).set(row["waiting"])
@@ -285,6 +294,7 @@ async def _read_state(tx: Transaction) -> ObservedState:
     return ObservedState(
         queued=await tx.fetch(SQL.queued),
         pressure=await pressure.report(tx, PressureSettings()),
+        kept=await tx.fetch(SQL.kept),
         dead_letters=await tx.fetch(SQL.dead_letters),
         runtimes=list((await waiting.served_runtimes(tx)).values()),
         deliveries=await tx.fetch(SQL.deliveries),

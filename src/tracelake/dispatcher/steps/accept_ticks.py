@@ -28,6 +28,7 @@ from tracelake.dispatcher.steps.source_requests import (
     AcceptedRequest,
     SourceRequest,
     accept_request,
+    answered,
     counted,
 )
 from tracelake.domain.dag.model import SourceKind
@@ -79,7 +80,7 @@ async def _accept_tick(ctx: StepContext, tick: TickIn) -> TickOut:
     with ctx.metrics.timed("tick"):
         done = await ctx.db.run(work, hot=True)
     if not isinstance(done, AcceptedRequest):
-        ctx.metrics.source_requests.labels(SourceKind.CRON.value, done).inc()
+        answered(ctx, SourceKind.CRON, done)
         return TickOut(tick.dag_name, tick.job, tick.tick, done)
     counted(ctx, SourceKind.CRON, done)
     state: TickState = "kept" if done.kept else "accepted"

@@ -119,9 +119,13 @@ async def _add(tx: Transaction, definition: JobDefinition, request: SourceReques
     )
 
 
+def answered(ctx: StepContext, kind: SourceKind, answer: str) -> None:
+    ctx.metrics.source_requests.labels(kind.value, answer).inc()
+
+
 def counted(ctx: StepContext, kind: SourceKind, accepted: AcceptedRequest) -> None:
     """Count a request, after its commit."""
-    ctx.metrics.source_requests.labels(kind.value, "kept" if accepted.kept else "routed").inc()
+    answered(ctx, kind, "kept" if accepted.kept else "routed")
     _count(ctx, accepted.counted)
     # A kept event is routed as soon as there is room, and new tasks may fill a queue.
     ctx.queues.look_soon()
