@@ -279,10 +279,10 @@ def _kept_work(row: Row) -> KeptWork:
     """`12 kept scopes of transfers wait for room in its queue (3 of 3 waiting, 24 more for a retry time)`."""
     kinds = [
         f"{row[kind]:,} kept {kind if row[kind] > 1 else kind[:-1]}"
-        for kind in ("scopes", "events")
+        for kind in ("scopes", "events", "requests")
         if row[kind]
     ]
-    kept = row["scopes"] + row["events"]
+    kept = row["scopes"] + row["events"] + row["requests"]
     what = f"{' and '.join(kinds)} of {row['dag_name']}/{row['job']}"
     if row["full_job"] is None:
         message = f"{what} {'are' if kept > 1 else 'is'} being routed"

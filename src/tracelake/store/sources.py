@@ -319,11 +319,16 @@ async def page(tx: Transaction, org_id: UUID, after: str, limit: int, now: datet
     # A paused source has its reason in its pause.
     if any(row["waiting"] and not row["paused"] for row in rows):
         reasons = {(kept.dag_name, kept.job): kept.message for kept in await pressure.backlogs(tx)}
-    found = [
-        _summary({**row, "waiting_for": reasons.get((row["dag_name"], row["job"]))}) for row in rows[:limit]
-    ]
+    found = [_summary({**row, "waiting_for": _waits_for(row, reasons)}) for row in rows[:limit]]
     last = f"{found[-1].dag_name}/{found[-1].job}" if len(rows) > limit else None
     return SourcePage(now, found, last)
+
+
+def _waits_for(row: Row, reasons: Mapping[tuple[str, str], str]) -> str | None:
+    reason = reasons.get((row["dag_name"], row["job"]))
+    if reason is None and row["waiting"] and not row["paused"] and row["bulk_causes"]:
+        return f"bulk work is held by {', '.join(row['bulk_causes'])}"
+    return reason
 
 
 def _summary(row: Mapping[str, Any]) -> SourceSummary:

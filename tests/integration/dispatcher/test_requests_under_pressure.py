@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.support.conversation import Conversation, dag, reactive, source
+from tests.support.databases import ORG
 from tracelake.contracts.dispatcher_api import EventIn, TriggerRequest, TriggerResponse
+from tracelake.contracts.sources import SourceSummary
 from tracelake.dispatcher.steps.accept_events import trigger_source
 from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.source_requests import route_waiting
+from tracelake.store import sources
 
 
 @pytest.fixture
@@ -55,6 +59,12 @@ async def blocks(talk: Conversation) -> list[int]:
     return [row["start"] for row in rows]
 
 
+async def summary(talk: Conversation) -> SourceSummary:
+    """The source as ``tracelake sources list`` shows it."""
+    page = await talk.ctx.db.run(lambda tx: sources.page(tx, ORG, "", 10, datetime.now(UTC)))
+    return page.sources[0]
+
+
 async def test_bulk_triggers_wait_while_bulk_work_is_held_and_normal_ones_pass_them(
     talk: Conversation,
 ) -> None:
@@ -71,6 +81,8 @@ async def test_bulk_triggers_wait_while_bulk_work_is_held_and_normal_ones_pass_t
     assert (answer.kept, answer.tasks_created) == (False, 1)
     await loops(talk)
     assert await blocks(talk) == [200], "bulk ones are held"
+    listed = await summary(talk)
+    assert (listed.waiting, listed.waiting_for) == (10, "bulk work is held by backpressure of chain/down")
 
     await talk.complete(running)
     await talk.pass_time(6)
@@ -88,6 +100,9 @@ async def test_triggers_fill_no_queue_of_a_source_with_code_beyond_its_threshold
     assert [each.kept for each in answers] == [False] * 3 + [True] * 5
     await loops(talk)
     assert await blocks(talk) == [0, 1, 2]
+    assert (await summary(talk)).waiting_for == (
+        "5 kept requests of chain/src wait for room in its queue (3 of 3 waiting)"
+    )
     for number in range(8):
         talk.ctx.waiting_requests.clear()
         lease = await talk.lease((await talk.queued("src"))[0])

@@ -207,6 +207,8 @@ SELECT j.dag_name, j.name AS job, j.source_kind AS kind, j.source, j.runs_code, 
        nullif(s.last_number, 0) AS last_number, s.last_at,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE j.paused AND p.job_id = j.job_id) AS pause_causes,
+       (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
+        WHERE j.bulk_held AND p.bulk_only AND p.job_id = j.job_id) AS bulk_causes,
        (SELECT count(*) FROM (SELECT 1 FROM source_request r
                               WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL
                               LIMIT 10000) w)
