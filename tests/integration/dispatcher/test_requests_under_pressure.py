@@ -29,7 +29,7 @@ def code(depth: int | None = None) -> dict[str, Any]:
 
 
 async def trigger(talk: Conversation, number: int, *, bulk: bool = True) -> TriggerResponse:
-    request = TriggerRequest(start=number, end=number, priority="bulk" if bulk else None)
+    request = TriggerRequest(start=number, end=number, priority="bulk" if bulk else "normal")
     return await trigger_source(talk.ctx, "chain", "src", request)
 
 

@@ -205,7 +205,7 @@ ORDER BY j.dag_name, j.name
 -- name: held_jobs
 -- Every hold: of whom, because of whom, since when and by which way.
 SELECT j.dag_name, j.name AS job, c.dag_name AS cause_dag, c.name AS cause_job, p.caused_by, p.bulk_only, p.since,
-       p.chain
+       p.chain, tl_now() - p.since >= interval '24 hours' AS long_held
 FROM job_pause p JOIN job j ON j.job_id = p.job_id JOIN job c ON c.job_id = p.caused_by
 WHERE p.caused_by IS NOT NULL AND j.active
 ORDER BY j.dag_name, j.name, p.since, p.cause
