@@ -77,7 +77,7 @@ def trigger(
 
 def triggered(job: str, done: TriggerResponse) -> str:
     if done.kept:
-        return f"kept until {job} is released"
+        return f"kept until {job} may go on"
     event = "" if done.event_id is None else f"event {done.event_id}: "
     return f"{event}{counted(done.tasks_created, 'task')} created"
 
