@@ -17,7 +17,9 @@ from scripts.reference.metrics_page import EXPORTED, documented
 from tests.support.promql import PromqlError, PromqlExpression, PromqlSelector, read_promql
 from tracelake.cli.main import app
 from tracelake.dev.app import TARGETS_FILE
+from tracelake.dispatcher.invoker_client import InvokeOutcome
 from tracelake.domain.chain_status import ChainCondition
+from tracelake.domain.pressure import Tier
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -32,6 +34,7 @@ ONE_PER_FOLLOWER = {"tracelake_rpc_endpoint_ok"}
 FIXED_VALUES = {
     "condition": {each.value for each in ChainCondition},
     "part": {*EXPORTED},
+    "tier": {each.value for each in Tier},
 }
 
 
@@ -150,6 +153,26 @@ def test_a_chain_stands_still_by_the_number_of_its_head_while_that_is_known() ->
     assert "tracelake_chain_head_age_seconds" not in named, "a block's own time says nothing of now"
     assert named["tracelake_chain_head_block"], "its changes"
     assert not named["tracelake_chain_known_age_seconds"]
+
+
+def test_a_hold_of_bulk_work_alone_is_no_alert() -> None:
+    matchers = [
+        each.matchers
+        for rule in alerts()
+        for each in read_promql(rule["expr"]).selectors
+        if each.metric == "tracelake_jobs_held"
+    ]
+    assert matchers
+    assert all(("tier", "=", "normal") in each for each in matchers)
+
+
+def test_functions_that_wait_are_an_alert_only_where_none_is_invoked() -> None:
+    [rule] = [each for each in alerts() if each["alert"] == "TracelakeInvocationsWait"]
+    waits, _, invoked = rule["expr"].partition(" unless ")
+    assert [each.metric for each in read_promql(waits).selectors] == ["tracelake_invocations_waiting"]
+    [total] = read_promql(invoked).selectors
+    assert (total.metric, total.has_range) == ("tracelake_invocations_total", True)
+    assert total.matchers == (("outcome", "=", InvokeOutcome.ACCEPTED.value),), "refusals are no progress"
 
 
 def test_an_alert_about_what_must_be_there_also_fires_without_a_sample() -> None:

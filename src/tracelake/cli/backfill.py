@@ -23,7 +23,7 @@ from uuid import UUID
 import typer
 
 from tracelake.cli.failures import ExitCode
-from tracelake.cli.jobs import JobArgument, job_name
+from tracelake.cli.jobs import JobArgument, WorkPriority, job_name
 from tracelake.cli.show import cell, counted, duration, print_json
 from tracelake.cli.stack import MAX_CHUNK, HomeOption, JsonOption, PatientClient, TokenOption, UrlOption
 from tracelake.domain.block_range import MAX_BLOCK
@@ -46,11 +46,6 @@ _SPLIT_POLL = 0.01
 _WINDOW = 60.0
 _LINE_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
-
-
-class WorkPriority(StrEnum):
-    BULK = "bulk"
-    NORMAL = "normal"
 
 
 class Order(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,12 @@ from tracelake.domain.errors import Invalid
 if TYPE_CHECKING:
     from tracelake.contracts.dispatcher_api import TriggerResponse
 
+
+class WorkPriority(StrEnum):
+    BULK = "bulk"
+    NORMAL = "normal"
+
+
 JobArgument = Annotated[str, typer.Argument(help="The job, as DAG/JOB.", metavar="DAG/JOB")]
 
 
@@ -27,6 +34,10 @@ def trigger(
     end: Annotated[
         int | None, typer.Option(min=0, max=MAX_BLOCK, help="Last block of a range, inclusive.")
     ] = None,
+    priority: Annotated[
+        WorkPriority,
+        typer.Option(case_sensitive=False, help="Bulk work waits behind normal work, and is held first."),
+    ] = WorkPriority.NORMAL,
     url: UrlOption = None,
     token: TokenOption = None,
     home: HomeOption = None,
@@ -39,6 +50,8 @@ def trigger(
         tracelake trigger chain/src --cursor 1000
 
         tracelake trigger chain/src --start 0 --end 999 --json
+
+        tracelake trigger chain/src --start 0 --end 999 --priority bulk
     """
     dag, name = job_name(job)
     given = tuple(value is not None for value in (cursor, start, end))
@@ -48,7 +61,7 @@ def trigger(
         raise typer.BadParameter(f"--start {start} is above --end {end}")
     with connect(url, token, home) as client:
         try:
-            done = client.trigger(dag, name, cursor=cursor, start=start, end=end)
+            done = client.trigger(dag, name, cursor=cursor, start=start, end=end, priority=priority.value)
         except Invalid as refused:
             if refused.reason != "InvalidEvent" or any(given):
                 raise
@@ -64,7 +77,7 @@ def trigger(
 
 def triggered(job: str, done: TriggerResponse) -> str:
     if done.kept:
-        return f"kept until {job} is released"
+        return f"kept until {job} may go on"
     event = "" if done.event_id is None else f"event {done.event_id}: "
     return f"{event}{counted(done.tasks_created, 'task')} created"
 

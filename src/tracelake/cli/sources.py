@@ -201,12 +201,25 @@ def run(
     dag, name = job_name(job)
     with connect(url, token, home) as client:
         done = client.run_source(dag, name)
+        page = client.sources() if done.kept and not as_json else None
     if as_json:
         print_json(done)
-    elif done.kept:
-        typer.echo(f"tick {done.tick} is kept: {job} is paused")
+    elif page is not None:
+        typer.echo(f"tick {done.tick} is kept: {job} {_kept_by(page, dag, name)}")
     else:
         typer.echo(f"tick {done.tick}: {counted(done.tasks_created, 'task')} created")
+
+
+def _kept_by(page: SourcePage, dag: str, name: str) -> str:
+    """What a tick that was kept just now waits for."""
+    found = next((each for each in page.sources if (each.dag_name, each.job) == (dag, name)), None)
+    if found is not None and found.paused:
+        held = [cause for cause in found.pause_causes if cause.startswith("backpressure ")]
+        states = [] if len(held) == len(found.pause_causes) > 0 else ["is paused"]
+        return " and ".join([*states, *(f"is held by {cause}" for cause in held)])
+    if found is not None and found.waiting_for is not None:
+        return f"has no room: {found.waiting_for}"
+    return "has earlier ones to route first"
 
 
 @sources_app.command()

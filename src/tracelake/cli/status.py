@@ -324,6 +324,9 @@ def print_chains(rows: Sequence[ChainStatus]) -> None:
         indent=2,
     )
     for row in rows:
+        if row.last_error is not None and row.last_error not in row.state:
+            since = f", since {cell(row.last_error_since)}" if row.last_error_since is not None else ""
+            typer.echo(f"  {row.dag_name}/{row.job}: {cell(row.last_error)}{since}")
         if row.endpoint_problems is not None:
             typer.echo(f"  {row.dag_name}/{row.job}: {cell(row.endpoint_problems)}: tracelake rpc status")
     if idle := [row for row in rows if row.condition in _NEED_A_LOOK and row.task_id is not None]:

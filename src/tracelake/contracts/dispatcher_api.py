@@ -471,7 +471,7 @@ class TriggerRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 class TriggerResponse(Struct, frozen=True):
     """``event_id`` is null when the source runs code, whose task sends the events, and when the trigger is ``kept``
-    until the source is released."""
+    until the source may go on: it is paused or held, or has no room."""
 
     event_id: int | None
     tasks_created: int

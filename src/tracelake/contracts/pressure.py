@@ -46,9 +46,9 @@ class HeldJob(Struct, frozen=True, kw_only=True):
 
 
 class KeptWork(Struct, frozen=True, kw_only=True):
-    """A job that isn't held, and ``kept`` scopes or events that wait for room in a queue, up to 10,000 of each:
-    its own, or that of a consumer, ``full_job``. They are routed as its tasks are claimed; ``message`` says all of
-    it."""
+    """A job that isn't held, and ``kept`` scopes, events or requests that wait for room in a queue, up to 10,000 of
+    each: its own, or that of a consumer, ``full_job``. They are routed as its tasks are claimed; ``message`` says
+    all of it."""
 
     dag_name: str
     job: str

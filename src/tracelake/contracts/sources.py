@@ -71,7 +71,7 @@ TickState = Literal["accepted", "kept", "known", "early", "unknown"]
 
 
 class TickOut(Struct, frozen=True):
-    """``accepted``: it became an event or a task. ``kept``: it will, when its source is released. ``known``: it, or
+    """``accepted``: it became an event or a task. ``kept``: it will, when its source may go on. ``known``: it, or
     a later one, exists already. ``early``: its time hasn't come. ``unknown``: there is no such cron source."""
 
     dag_name: str
@@ -125,7 +125,7 @@ class SourcePage(Struct, frozen=True):
 
 
 class SourceRan(Struct, frozen=True):
-    """A tick that a person made. ``kept``: its source is paused or held, so it waits."""
+    """A tick that a person made. ``kept``: its source is paused or held, or has no room, so it waits."""
 
     dag_name: str
     job: str

@@ -165,7 +165,8 @@ class ChainStatus(Struct, frozen=True, kw_only=True):
     """One follower. ``state`` is its ``condition`` in words; ``since`` is when that began. The numbers are those of
     its last report, ``known_age_seconds`` old: ``tip`` is the last block in its tables, ``lag`` the number of
     blocks that the chain has beyond it, and ``lag_seconds`` the time between the two blocks. ``head_age_seconds``
-    is the age of the head's own timestamp."""
+    is the age of the head's own timestamp. ``last_error`` is what is wrong now, or what the last attempt failed
+    with, until the one that runs has read the head."""
 
     dag_name: str
     job: str
@@ -175,6 +176,7 @@ class ChainStatus(Struct, frozen=True, kw_only=True):
     since: datetime | None
     state: str
     last_error: str | None = None
+    last_error_since: datetime | None = None
     known_at: datetime | None = None
     known_age_seconds: float | None = None
     head: int | float | None = None

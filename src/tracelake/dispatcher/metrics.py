@@ -19,7 +19,7 @@ from tracelake.contracts.pressure import PressureReport
 from tracelake.contracts.user_api import ChainStatus
 from tracelake.dispatcher.runtimes import RuntimeRegistry
 from tracelake.domain.chain_status import ChainCondition
-from tracelake.domain.pressure import PressureSettings
+from tracelake.domain.pressure import PressureSettings, Tier
 from tracelake.postgres import sqlfiles
 from tracelake.queue.base import Queue, QueueDepth
 from tracelake.store import chains, outbox, pressure, waiting
@@ -59,7 +59,7 @@ class StepMetrics:
         self.events = Counter("tracelake_events_total", "Events by state.", ["state"], registry=registry)
         self.source_requests = Counter(
             "tracelake_source_requests_total",
-            "Ticks, deliveries and triggers by answer.",
+            "Ticks, deliveries and triggers by answer; limited are calls of webhooks that were answered 429.",
             ["kind", "answer"],
             registry=registry,
         )
@@ -91,6 +91,7 @@ class ObservedState:
 
     queued: Sequence[Row]
     pressure: PressureReport
+    kept: Sequence[Row]
     dead_letters: Sequence[Row]
     runtimes: Sequence[ServedRuntime]
     deliveries: Sequence[Row]
@@ -126,7 +127,15 @@ class StateGauges:
         self.max_in_flight = gauge("tasks_max_in_flight", "Maximum number of them.", "operator")
         self.pressure = gauge("pressure", "Pressure of jobs with thresholds: 1 is full.", "dag", "job")
         self.held = gauge(
-            "jobs_held", "Jobs that are held by the pressure of another.", "dag", "job", "cause"
+            "jobs_held",
+            "Jobs that are held by the pressure of another: of tier bulk, only their bulk work.",
+            *("dag", "job", "cause", "tier"),
+        )
+        self.kept = gauge(
+            "kept",
+            "Scopes, events and requests that are kept for a job that is paused, held or has no room, each counted"
+            " up to 10,000.",
+            *("dag", "job"),
         )
         self.outbox_due = gauge("outbox_due", "Outbox entries that are due.")
         self.outbox_lag = gauge("outbox_oldest_seconds", "How long the oldest due entry has waited.")
@@ -161,7 +170,9 @@ class StateGauges:
             self.observed.labels(store).set(0)
 
     def show(self, found: ObservedState) -> None:
-        _clear(self.queued, self.queued_age, self.dead_letters, *self.delivery.values())
+        _clear(self.queued, self.queued_age, self.kept, self.dead_letters, *self.delivery.values())
+        for row in found.kept:
+            self.kept.labels(row["dag_name"], row["name"]).set(row["kept"])
         for row in found.queued:
             labels = (row["runtime"], row["dag_name"], row["name"])
             self.queued.labels(*labels).set(row["waiting"])
@@ -195,7 +206,8 @@ class StateGauges:
             self.pressure.labels(job.dag_name, job.job).set(job.pressure)
         for hold in report.holds:
             cause = f"{hold.cause_dag}/{hold.cause_job}"
-            self.held.labels(hold.dag_name, hold.job, cause).set(1)
+            tier = Tier.BULK if hold.bulk_only else Tier.NORMAL
+            self.held.labels(hold.dag_name, hold.job, cause, tier.value).set(1)
 
     def show_queues(self, depths: Mapping[str, QueueDepth], names: Iterable[str]) -> None:
         """``names`` are those of runtimes, which always are; a buffer's queue is known while it holds something."""
@@ -282,6 +294,7 @@ async def _read_state(tx: Transaction) -> ObservedState:
     return ObservedState(
         queued=await tx.fetch(SQL.queued),
         pressure=await pressure.report(tx, PressureSettings()),
+        kept=await tx.fetch(SQL.kept),
         dead_letters=await tx.fetch(SQL.dead_letters),
         runtimes=list((await waiting.served_runtimes(tx)).values()),
         deliveries=await tx.fetch(SQL.deliveries),

@@ -59,7 +59,8 @@ class PauseFact:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerFacts:
     """The newest task of a follower that isn't canceled; ``status`` None when there is none. ``claimed_at`` is of
-    its current attempt, ``reported`` what that attempt last reported."""
+    its current attempt, ``reported`` what that attempt last reported. ``error_message`` is of the attempt that
+    failed last, at ``failed_at``."""
 
     now: datetime
     status: str | None
@@ -71,18 +72,21 @@ class FollowerFacts:
     ready_at: datetime | None = None
     ended_at: datetime | None = None
     error_message: str | None = None
+    failed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatus:
     """``state`` is the condition in words. ``known_age_seconds``: the time since the head was read last, which is
     how old all numbers of the report are. ``lag_seconds``: the time between the block that the tables end with and
-    the head. ``head_age_seconds``: the age of the head itself."""
+    the head. ``head_age_seconds``: the age of the head itself. ``last_error`` is what is wrong now, or what ended
+    the attempt before the one that runs, until this one has read the head."""
 
     condition: ChainCondition
     since: datetime | None
     state: str
     last_error: str | None = None
+    last_error_since: datetime | None = None
     known_at: datetime | None = None
     known_age_seconds: float | None = None
     lag_seconds: float | None = None
@@ -94,16 +98,29 @@ def follower_status(facts: FollowerFacts) -> FollowerStatus:
     known_at = _time(reported.get("head_at"))
     head_time = _time(reported.get("head_time"))
     condition, since, state = _condition(facts, reported, known_at)
+    error, error_since = _last_error(facts, reported, known_at)
     return FollowerStatus(
         condition=condition,
         since=since,
         state=state,
-        last_error=_text(reported.get("problem")) or facts.error_message,
+        last_error=error,
+        last_error_since=error_since,
         known_at=known_at,
         known_age_seconds=_age(facts.now, known_at),
         lag_seconds=_number(reported.get("lag_seconds")),
         head_age_seconds=_age(facts.now, head_time),
     )
+
+
+def _last_error(
+    facts: FollowerFacts, reported: Mapping[str, Any], known_at: datetime | None
+) -> tuple[str | None, datetime | None]:
+    if problem := _text(reported.get("problem")):
+        return problem, _time(reported.get("problem_since"))
+    recovered = facts.status == "Running" and known_at is not None
+    if facts.error_message is None or recovered:
+        return None, None
+    return facts.error_message, facts.failed_at
 
 
 def _condition(
@@ -121,13 +138,9 @@ def _condition(
     if facts.status != "Running":
         if facts.ready_at is not None and facts.ready_at > facts.now:
             when = f"{facts.ready_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-            return (
-                ChainCondition.QUEUED,
-                None,
-                _since(f"queued: next try at {when}", None, facts.error_message),
-            )
+            return ChainCondition.QUEUED, None, _since(f"queued: next try at {when}", None, _failed(facts))
         waits = f"queued: waits for a worker of {facts.runtime}"
-        return ChainCondition.QUEUED, facts.ready_at, _since(waits, facts.ready_at, facts.error_message)
+        return ChainCondition.QUEUED, facts.ready_at, _since(waits, facts.ready_at, _failed(facts))
     if facts.lease_expires_at is not None and facts.lease_expires_at <= facts.now:
         return (
             ChainCondition.GONE,
@@ -169,6 +182,13 @@ def _pause(pause: PauseFact) -> str:
         by = f" by {pause.actor}" if pause.actor else ""
         return _since(f"paused{by}", pause.since)
     return _since(f"held by {pause.cause}", pause.since)
+
+
+def _failed(facts: FollowerFacts) -> str | None:
+    """Why the last attempt failed, and when."""
+    if facts.error_message is None or facts.failed_at is None:
+        return facts.error_message
+    return f"{facts.error_message} (at {facts.failed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z)"
 
 
 def _since(what: str, since: datetime | None, why: str | None = None) -> str:

@@ -32,7 +32,7 @@ from tracelake.domain.errors import Invalid
 
 MAX_SCHEDULE = 256
 MAX_CATCH_UP = 1000
-"""The most ticks that are made after an outage; of more, the latest."""
+"""The most ticks of a source that one round makes; the next one goes on after them."""
 ON_TIME_SECONDS = 60
 """A tick that is made within this time isn't a missed one."""
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
@@ -195,12 +195,12 @@ def next_tick(schedule: CronSchedule, after: datetime) -> datetime | None:
 def due_ticks(schedule: CronSchedule, after: datetime, now: datetime, catch_up: CatchUp) -> DueTicks:
     """The ticks after ``after`` and up to ``now`` that are to be made.
 
-    With ``all`` every one, up to ``MAX_CATCH_UP``; with ``latest`` the last one; with ``none`` only those that
-    aren't late. A clock that is before ``after`` has no tick due: none of them fires twice.
+    With ``all`` every one, the oldest ``MAX_CATCH_UP`` of them first; with ``latest`` the last one; with ``none``
+    only those that aren't late. A clock that is before ``after`` has no tick due: none of them fires twice.
     """
     match catch_up:
         case CatchUp.ALL:
-            found = _latest(schedule, after, now, MAX_CATCH_UP)
+            found = _Found(list(islice(schedule.after(after, now), MAX_CATCH_UP)), 0)
         case CatchUp.LATEST:
             found = _latest(schedule, after, now, 1)
         case CatchUp.NONE:

@@ -94,7 +94,8 @@ def _standard(headers: Mapping[str, str], body: bytes, keys: Sequence[str], now:
                 "StaleDelivery", "the delivery was signed more than five minutes from now: sign it again"
             )
         case SignatureVerdict.MALFORMED if message_id and timestamp and signature:
-            raise BadRequest(
+            # No key was compared: this one isn't authentic, whatever else is wrong with it.
+            raise Unauthenticated(
                 "MalformedSignature",
                 f"{WEBHOOK_ID} has a full stop, or {WEBHOOK_TIMESTAMP} or {WEBHOOK_SIGNATURE} is malformed",
             )

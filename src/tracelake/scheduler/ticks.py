@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from tracelake.contracts.sources import MAX_TICKS, ScheduledSource, SchedulesResponse, TickIn, TickOut
+from tracelake.domain.dag.model import CatchUp
 from tracelake.domain.schedule import due_ticks, next_tick, parse_schedule
 
 _log = structlog.get_logger(__name__)
@@ -58,7 +59,10 @@ def due_of(sources: Sequence[ScheduledSource], now: datetime) -> DueRound:
         try:
             schedule = parse_schedule(source.schedule, source.timezone)
             due = due_ticks(schedule, source.after, now, source.catch_up)
-            following = next_tick(schedule, max(now, source.after))
+            # Of more than one round makes, the next one is due already.
+            made = source.catch_up is CatchUp.ALL and due.ticks
+            last = datetime.fromtimestamp(due.ticks[-1], now.tzinfo) if made else max(now, source.after)
+            following = next_tick(schedule, last)
         except Exception as error:
             _log.error("schedule_unusable", job=f"{source.dag_name}/{source.job}", error=str(error))
             continue

@@ -39,6 +39,7 @@ def _status(row: Mapping[str, Any]) -> ChainStatus:
             ready_at=row["ready_at"],
             ended_at=row["ended_at"],
             error_message=row["error_message"],
+            failed_at=row["failed_at"],
         )
     )
     return msgspec.convert(

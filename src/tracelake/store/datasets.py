@@ -140,6 +140,11 @@ async def by_name(tx: Transaction, org_id: UUID, names: Iterable[str]) -> dict[s
     return {row["published_name"]: row["dataset_uuid"] for row in rows}
 
 
+async def cursor_of(tx: Transaction, dataset_version: UUID) -> int | None:
+    row = await tx.fetchrow(SQL.cursor_of, dataset_version)
+    return None if row is None else row["cursor"]
+
+
 async def advance_cursors(tx: Transaction, advances: Sequence[CursorAdvance]) -> dict[UUID, int]:
     """Raise cursors; returns the versions whose cursor or finality moved, with their cursor before."""
     if not advances:

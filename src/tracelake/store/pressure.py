@@ -259,7 +259,8 @@ def _held_job(row: Row, cause: Row, settings: PressureSettings) -> HeldJob:
 
 def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None, at_least: int) -> str:
     """`ingest is held by pressure of erc20/transfers (1,204 of 1,000 waiting, oldest 11 min), since 12:03, through
-    logs → transfers; released below 500, in 4 s at the earliest`: jobs of the cause's DAG without its name."""
+    logs → transfers; released below 500, in 4 s at the earliest`: jobs of the cause's DAG without its name. The
+    time is UTC, with its date once that is a day ago."""
     dag = f"{row['cause_dag']}/"
     who = ("bulk work of " if row["bulk_only"] else "") + f"{row['dag_name']}/{row['job']}".removeprefix(dag)
     of = f" of {cause['max_queue_depth']:,}" if cause["max_queue_depth"] else ""
@@ -269,9 +270,10 @@ def _story(row: Row, cause: Row, below: int | None, below_seconds: float | None,
     ends += [f"when the oldest has waited for less than {_span(below_seconds)}"] if below_seconds else []
     # The queue may be empty enough already: then this alone is what is waited for.
     earliest = f", in {at_least} s at the earliest" if at_least else ""
+    since = f"{row['since']:%Y-%m-%d %H:%MZ}" if row["long_held"] else f"{row['since']:%H:%M}"
     return (
         f"{who} is held by pressure of {dag}{row['cause_job']} ({cause['waiting']:,}{of} waiting{oldest}), "
-        f"since {row['since']:%H:%M}, through {through}; released {' and '.join(ends) or 'at once'}{earliest}"
+        f"since {since}, through {through}; released {' and '.join(ends) or 'at once'}{earliest}"
     )
 
 
@@ -279,10 +281,10 @@ def _kept_work(row: Row) -> KeptWork:
     """`12 kept scopes of transfers wait for room in its queue (3 of 3 waiting, 24 more for a retry time)`."""
     kinds = [
         f"{row[kind]:,} kept {kind if row[kind] > 1 else kind[:-1]}"
-        for kind in ("scopes", "events")
+        for kind in ("scopes", "events", "requests")
         if row[kind]
     ]
-    kept = row["scopes"] + row["events"]
+    kept = row["scopes"] + row["events"] + row["requests"]
     what = f"{' and '.join(kinds)} of {row['dag_name']}/{row['job']}"
     if row["full_job"] is None:
         message = f"{what} {'are' if kept > 1 else 'is'} being routed"

@@ -6,6 +6,7 @@ and routing requests of one source take turns under it, which makes their number
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,11 +24,14 @@ from tracelake.store.db import Row, Transaction
 from tracelake.store.tasks import NewTask
 
 SQL = sqlfiles.load("tracelake.store.sql", "sources.sql")
+CLOCK_AHEAD_SECONDS = 60.0
+"""A last tick that lies further in the future was made while the clock was ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A locked source. ``allowance`` is what its rate limit left at ``allowed_at``."""
+    """A locked source. ``last_tick`` is the last one up to now, of which every later one is still to be made;
+    ``allowance`` is what its rate limit left at ``allowed_at``."""
 
     last_tick: int | None
     last_number: int
@@ -55,6 +59,45 @@ class WaitingRequest:
     number: int
     scope: dict[str, int]
     bulk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGate:
+    """Whether requests of a source may become tasks. ``room`` is what is left in its own queue, and ``normal_room``
+    what normal work has of it, which doesn't wait for bulk tasks that may be held; None without a threshold."""
+
+    paused: bool
+    bulk_held: bool
+    room: int | None
+    normal_room: int | None
+    any_waits: bool
+    normal_waits: bool
+
+    def keeps(self, *, bulk: bool) -> bool:
+        """Whether a new request waits: it can't go, or would pass one that waits and can."""
+        if not self.has_room(bulk=bulk) or self.normal_waits:
+            return True
+        # Bulk ones wait, if any.
+        return self.any_waits and self.has_room(bulk=True)
+
+    def routable(self, waiting: Sequence[WaitingRequest]) -> list[WaitingRequest]:
+        """Those that become tasks now, in their order."""
+        taken: list[WaitingRequest] = []
+        for request in waiting:
+            before = sum(1 for each in taken if request.bulk or not each.bulk)
+            if self._room(bulk=request.bulk) > before:
+                taken.append(request)
+        return taken
+
+    def has_room(self, *, bulk: bool) -> bool:
+        """Whether any request of this kind may go."""
+        return self._room(bulk=bulk) > 0
+
+    def _room(self, *, bulk: bool) -> float:
+        if self.paused or (bulk and self.bulk_held):
+            return 0
+        room = self.room if bulk else self.normal_room
+        return math.inf if room is None else room
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +130,27 @@ async def keep(tx: Transaction, org_id: UUID, dag: str, job: str, source: Source
     await tx.execute(SQL.keep_source, dag, job, org_id, schedule)
 
 
+async def forget_future_deploys(tx: Transaction, dag: str) -> None:
+    await tx.execute(SQL.forget_future_deploys, dag, CLOCK_AHEAD_SECONDS)
+
+
 async def retire_others(tx: Transaction, dag: str, jobs: Iterable[str]) -> None:
     await tx.execute(SQL.retire_sources, dag, list(jobs))
 
 
 async def lock(tx: Transaction, dag: str, job: str) -> SourceRow:
-    row = await tx.fetchrow(SQL.lock_source, dag, job)
+    row = await tx.fetchrow(SQL.lock_source, dag, job, CLOCK_AHEAD_SECONDS)
     if row is None:
         raise NotFound("UnknownSource", f"there is no source {dag}/{job}")
     return SourceRow(**row)
 
 
-async def held(tx: Transaction, job_id: UUID) -> bool:
-    """Whether the source keeps what comes: it is paused, or earlier requests wait. Its job's row is locked."""
-    row = await tx.fetchrow(SQL.held, job_id)
-    return row is not None and bool(row["held"])
+async def request_gate(tx: Transaction, job_id: UUID) -> RequestGate:
+    """Of a source whose requests become tasks. Under its job's lock it holds until the transaction ends."""
+    row = await tx.fetchrow(SQL.request_gate, job_id)
+    if row is None:
+        raise NotFound("UnknownJob", f"there is no job {job_id}")
+    return RequestGate(**row)
 
 
 async def advance(
@@ -180,12 +229,14 @@ async def waiting_sources(tx: Transaction) -> list[tuple[str, str]]:
     return [(row["dag_name"], row["job_name"]) for row in await tx.fetch(SQL.waiting_sources)]
 
 
-async def waiting_requests(tx: Transaction, dag: str, job: str, limit: int) -> list[WaitingRequest]:
+async def waiting_requests(
+    tx: Transaction, dag: str, job: str, limit: int, *, with_bulk: bool
+) -> list[WaitingRequest]:
     return [
         WaitingRequest(
             row["request_id"], SourceKind(row["kind"]), row["number"], row["scope"] or {}, row["bulk"]
         )
-        for row in await tx.fetch(SQL.waiting_requests, dag, job, limit)
+        for row in await tx.fetch(SQL.waiting_requests, dag, job, limit, with_bulk)
     ]
 
 
@@ -238,7 +289,7 @@ def _request(row: Row) -> TaskRequest:
 
 async def schedules(tx: Transaction) -> list[ScheduledSource]:
     found = []
-    for row in await tx.fetch(SQL.schedules):
+    for row in await tx.fetch(SQL.schedules, CLOCK_AHEAD_SECONDS):
         source = settings_of(row["source"])
         assert isinstance(source, CronSettings)
         after = row["since"]
@@ -263,16 +314,21 @@ async def release_scheduler_lease(tx: Transaction, scheduler_id: str) -> None:
 async def page(tx: Transaction, org_id: UUID, after: str, limit: int, now: datetime) -> SourcePage:
     """Active sources by name; ``after`` is the ``next`` of the page before, DAG/JOB."""
     dag, _, job = after.partition("/")
-    rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1)
+    rows = await tx.fetch(SQL.list_sources, org_id, dag, job, limit + 1, CLOCK_AHEAD_SECONDS)
     reasons = {}
     # A paused source has its reason in its pause.
     if any(row["waiting"] and not row["paused"] for row in rows):
         reasons = {(kept.dag_name, kept.job): kept.message for kept in await pressure.backlogs(tx)}
-    found = [
-        _summary({**row, "waiting_for": reasons.get((row["dag_name"], row["job"]))}) for row in rows[:limit]
-    ]
+    found = [_summary({**row, "waiting_for": _waits_for(row, reasons)}) for row in rows[:limit]]
     last = f"{found[-1].dag_name}/{found[-1].job}" if len(rows) > limit else None
     return SourcePage(now, found, last)
+
+
+def _waits_for(row: Row, reasons: Mapping[tuple[str, str], str]) -> str | None:
+    reason = reasons.get((row["dag_name"], row["job"]))
+    if reason is None and row["waiting"] and not row["paused"] and row["bulk_causes"]:
+        return f"bulk work is held by {', '.join(row['bulk_causes'])}"
+    return reason
 
 
 def _summary(row: Mapping[str, Any]) -> SourceSummary:

@@ -491,6 +491,11 @@ async def test_the_report_and_a_task_tell_the_story(talk: Conversation) -> None:
     report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure))
     assert {each.at_least_seconds for each in report.holds} == {0}
     assert not any("at the earliest" in each.message for each in report.holds)
+    hold = report.holds[0]
+    assert f", since {hold.since:%H:%M}, through" in hold.message
+    await talk.pass_time(24 * 3600)
+    report = await talk.ctx.db.run(lambda tx: pressure.report(tx, talk.ctx.pressure))
+    assert f", since {hold.since:%Y-%m-%d %H:%M}Z, through" in report.holds[0].message
 
 
 async def test_an_operator_is_capped_over_all_jobs_and_a_free_slot_goes_to_the_next(

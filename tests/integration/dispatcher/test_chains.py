@@ -88,6 +88,34 @@ async def test_no_condition_outlives_what_it_was_made_of(api: Surfaces, ctx: Ste
     assert (found["condition"], found["running"]) == ("gone", True)
 
 
+async def test_the_error_of_an_attempt_is_shown_with_its_time_until_the_next_one_has_read_the_head(
+    api: Surfaces, ctx: StepContext
+) -> None:
+    fence = await running(api, ctx)
+    await report(api, fence)
+    done = await api.worker.post(
+        "/internal/task-complete", json={**fence, "status": "Failed", "error_message": "boom"}
+    )
+    assert done.status_code == 200, done.text
+    found = await shown(api)
+    assert (found["condition"], found["last_error"]) == ("queued", "boom")
+    failed_at = found["last_error_since"]
+    assert failed_at is not None
+    await ctx.db.run(lambda tx: tx.execute("UPDATE task SET ready_at = tl_now()"))
+    claim = (
+        await api.worker.post("/internal/task-claim", json={"task_id": fence["task_id"], "worker_id": "w"})
+    ).json()
+    found = await shown(api)
+    assert (found["condition"], found["last_error"], found["last_error_since"]) == (
+        "starting",
+        "boom",
+        failed_at,
+    )
+    await report(api, {name: claim[name] for name in ("task_id", "attempt", "lease_token")})
+    found = await shown(api)
+    assert (found["condition"], found["last_error"], found["last_error_since"]) == ("following", None, None)
+
+
 def ages(registry: CollectorRegistry, name: str) -> list[float]:
     return [sample.value for family in registry.collect() if family.name == name for sample in family.samples]
 

@@ -10,9 +10,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.conversation import SQL, Conversation, dag, reactive, source
+from tracelake.contracts.dispatcher_api import TriggerRequest
 from tracelake.dispatcher import metrics
 from tracelake.dispatcher.metrics import ChainGauges, StateGauges, observe_state
+from tracelake.dispatcher.steps.accept_events import trigger_source
+from tracelake.dispatcher.steps.apply_backpressure import balance
 from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.interventions import pause_job, resume_job
+from tracelake.dispatcher.steps.source_requests import route_waiting
 from tracelake.domain.errors import Unavailable
 from tracelake.queue.base import QueueDepth
 from tracelake.store.db import Database, open_pool
@@ -100,3 +105,55 @@ async def test_a_database_that_is_away_shows_in_the_time_and_in_the_ages(
     assert {name: value for name, value in later.items() if name not in ages} == {
         name: value for name, value in seen.items() if name not in ages
     }, "an empty queue has no age, and the time stands still"
+
+
+@pytest.mark.parametrize("code", [False, True])
+async def test_triggers_are_counted_by_answer_and_what_is_kept_shows(talk: Conversation, code: bool) -> None:
+    own = {"operator": "own", "runtime": "ecs_python"} if code else {}
+    await talk.deploy(dag(source(**own), reactive("down", "src")))
+    scraped = Scraped()
+    before = answers(talk)
+    await talk.trigger(0, 0)
+    await pause_job(talk.ctx, "chain", "src")
+    await talk.trigger(1, 1)
+    await talk.trigger(2, 2)
+    after = answers(talk)
+    assert {key: after[key] - before.get(key, 0) for key in after} == {
+        ("manual", "routed"): 1,
+        ("manual", "kept"): 2,
+    }
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    kept = 'tracelake_kept{dag="chain",job="src"}'
+    assert scraped.page()[kept] == 2
+    await resume_job(talk.ctx, "chain", "src")
+    await balance(talk.ctx)
+    await route_waiting(talk.ctx)
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    assert kept not in scraped.page()
+
+
+def answers(talk: Conversation) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["kind"], sample.labels["answer"]): sample.value
+        for metric in talk.ctx.metrics.source_requests.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+
+
+async def test_a_hold_of_bulk_work_alone_is_another_tier_than_a_hold(talk: Conversation) -> None:
+    await talk.deploy(dag(source(), reactive("up", "src"), reactive("down", "up", max_queue_depth=1)))
+    scraped = Scraped()
+    await trigger_source(talk.ctx, "chain", "src", TriggerRequest(start=0, end=0, priority="bulk"))
+    await talk.run("up")
+    await trigger_source(talk.ctx, "chain", "src", TriggerRequest(start=1, end=1, priority="bulk"))
+    assert (await balance(talk.ctx)).changed
+    held = 'tracelake_jobs_held{cause="chain/down",dag="chain",job="up",tier="%s"}'
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    page = scraped.page()
+    assert (page.get(held % "bulk"), page.get(held % "normal")) == (1, None)
+    await talk.pass_time(31)
+    assert (await balance(talk.ctx)).changed
+    await observe_state(talk.ctx.db, scraped.state, scraped.chains)
+    page = scraped.page()
+    assert (page.get(held % "bulk"), page.get(held % "normal")) == (None, 1)

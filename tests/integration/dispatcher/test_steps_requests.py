@@ -32,6 +32,7 @@ from tracelake.store.db import Transaction
 from tracelake.store.jobs import ActiveJob
 
 HOUR = 3600
+DAY = 24 * HOUR
 
 
 @pytest_asyncio.fixture
@@ -168,6 +169,65 @@ async def test_a_clock_that_is_set_back_by_a_day_fires_nothing_twice(talk: Conve
     assert states(await scheduler.round()) == ["accepted"] * 2
     ticks = [row["range_end"] for row in await talk.events()]
     assert ticks == sorted({*ticks})
+
+
+@pytest.mark.parametrize("code", [False, True])
+async def test_a_clock_that_was_ahead_for_a_while_stops_no_schedule(talk: Conversation, code: bool) -> None:
+    fields = CODE if code else {}
+    await talk.deploy(dag(cron(**fields), reactive("work", "src", strategy="PerUpdate")))
+    scheduler = Scheduler(talk.ctx)
+    await talk.pass_time(60)
+    [first] = (await scheduler.round()).sent
+    await talk.pass_time(400 * DAY)
+    [stray] = (await scheduler.round()).sent
+    if not code:
+        lease = await talk.lease("work")
+        assert lease.read.upto == stray.tick
+        await talk.complete(lease)
+
+    await talk.pass_time(-400 * DAY + 120)
+    assert (await listed(talk)).last_tick == first.tick
+    [tick] = (await scheduler.round()).sent
+    assert (tick.state, tick.tick) == ("accepted", first.tick + 120)
+    again = [TickIn("chain", "src", each) for each in (first.tick, first.tick + 60, tick.tick)]
+    assert [each.state for each in await accept_ticks(talk.ctx, again)] == ["known"] * 3
+    assert states(await scheduler.round()) == []
+    ran = await run_source(talk.ctx, "chain", "src", "tester")
+    assert ran.tick > tick.tick
+    if not code:
+        lease = await talk.lease("work")
+        assert (lease.read.after, lease.read.upto) == (tick.tick - 1, ran.tick), (
+            "the stray tick is invalidated"
+        )
+
+    # The stray tick exists: it isn't made again when its time has come.
+    await talk.pass_time(400 * DAY - 120)
+    assert [each.state for each in await accept_ticks(talk.ctx, [TickIn("chain", "src", stray.tick)])] == [
+        "known"
+    ]
+    await talk.pass_time(60)
+    assert states(await scheduler.round()) == ["accepted"]
+
+
+async def test_ticks_of_a_clock_that_was_ahead_are_no_obstacle_to_a_new_deploy(talk: Conversation) -> None:
+    await talk.deploy(PLAIN)
+    scheduler = Scheduler(talk.ctx)
+    await talk.pass_time(400 * DAY)
+    other = dag(cron(schedule="*/2 * * * *"), reactive("work", "src", strategy="PerUpdate"))
+    await talk.deploy(other)
+    await talk.pass_time(120)
+    assert states(await scheduler.round()) == ["accepted"]
+    await talk.pass_time(-400 * DAY)
+    await talk.pass_time(180)
+    assert states(await scheduler.round()) == [], "the deploy is in the future"
+    # Deployed again, be it unchanged or after it was away, its ticks are due from now on.
+    await talk.deploy(other)
+    await talk.pass_time(120)
+    assert states(await scheduler.round()) == ["accepted"]
+    await talk.deploy(dag(source("other"), reactive("work", "other")))
+    await talk.deploy(PLAIN)
+    await talk.pass_time(60)
+    assert states(await scheduler.round()) == ["accepted"]
 
 
 async def test_a_new_schedule_begins_at_its_deploy_and_keeps_the_datasets(talk: Conversation) -> None:

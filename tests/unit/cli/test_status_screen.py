@@ -206,6 +206,16 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [line.strip() for line in shown.stdout.splitlines()]
 
 
+def test_the_last_error_of_a_follower_that_runs_is_shown_with_its_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = msgspec.structs.replace(CHAIN, last_error="boom", last_error_since=NOW)
+    status.print_chains([failed, msgspec.structs.replace(failed, job="other", state="queued: boom")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "boom" in line]
+    assert lines[-1] == "  dag/tip: boom, since 2026-11-02 00:00:00Z"
+    assert len(lines) == 2, "the other one's state has it"
+
+
 def test_what_failed_last_is_shown_and_how_many_more_there_are(lines: list[str]) -> None:
     begin = lines.index("failed") + 2
     assert [line.split()[1] for line in lines[begin : begin + 10]] == [

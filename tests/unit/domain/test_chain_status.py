@@ -116,6 +116,20 @@ def test_what_does_not_follow_is_not_called_following(
     assert "following" not in found.state
 
 
+def test_an_error_has_a_time_and_ends_when_a_later_attempt_has_read_the_head() -> None:
+    failed_at = NOW - timedelta(hours=2)
+    failed = replace(LIVE, error_message="boom", failed_at=failed_at)
+    found = follower_status(failed)
+    assert (found.last_error, found.last_error_since) == (None, None)
+    starting = follower_status(replace(failed, reported=None))
+    assert (starting.last_error, starting.last_error_since) == ("boom", failed_at)
+    queued = follower_status(replace(failed, status="Queued", ready_at=NOW))
+    assert (queued.last_error, queued.last_error_since) == ("boom", failed_at)
+    assert queued.state.endswith(": boom (at 2026-11-18 10:00:00Z)")
+    troubled = follower_status(reported(failed, problem="refused", problem_since=STAMP - 60))
+    assert (troubled.last_error, troubled.last_error_since) == ("refused", NOW - timedelta(seconds=60))
+
+
 @given(
     st.dictionaries(
         st.sampled_from(

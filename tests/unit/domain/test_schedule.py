@@ -251,13 +251,21 @@ def test_after_an_outage_all_ticks_are_made_or_the_latest_or_none() -> None:
     assert due(NOON - timedelta(hours=3), CatchUp.NONE, hourly, late).ticks == []
 
 
-def test_an_outage_of_years_is_bounded_and_costs_no_more_than_one_of_hours() -> None:
-    long_ago = NOW - timedelta(days=3650)
+def test_all_means_all_however_many_rounds_it_takes() -> None:
+    after, made = NOON - 2500 * MINUTE, list[int]()
+    while found := due(after, CatchUp.ALL).ticks:
+        assert len(found) <= MAX_CATCH_UP
+        made += found
+        after = datetime.fromtimestamp(found[-1], UTC)
+    assert made == [epoch(NOON - n * MINUTE) for n in reversed(range(2500))]
+
+
+def test_an_outage_of_years_costs_a_round_no_more_than_one_of_hours() -> None:
+    long_ago = NOON - timedelta(days=3650)
     assert due(long_ago, CatchUp.LATEST).ticks == [epoch(NOON)]
-    all_of_them = due(long_ago, CatchUp.ALL)
-    assert len(all_of_them.ticks) == MAX_CATCH_UP
-    assert all_of_them.ticks[-1] == epoch(NOON)
-    assert all_of_them.skipped > 0
+    oldest = due(long_ago, CatchUp.ALL)
+    assert oldest.ticks == [epoch(long_ago + n * MINUTE) for n in range(1, MAX_CATCH_UP + 1)]
+    assert oldest.skipped == 0
     yearly = parse_schedule("0 0 1 1 *", "UTC")
     assert len(due(long_ago, CatchUp.ALL, yearly).ticks) == 10
     assert due(long_ago, CatchUp.LATEST, yearly).ticks == [epoch(datetime(2026, 1, 1, tzinfo=UTC))]

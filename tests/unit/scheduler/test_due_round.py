@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from tracelake.contracts.sources import ScheduledSource, TickIn
 from tracelake.domain.dag.model import CatchUp
-from tracelake.domain.schedule import CronSchedule, DueTicks, due_ticks
+from tracelake.domain.schedule import MAX_CATCH_UP, CronSchedule, DueTicks, due_ticks
 from tracelake.scheduler import ticks
 from tracelake.scheduler.ticks import due_of
 
@@ -52,3 +53,17 @@ def test_an_error_that_nobody_foresaw_stops_no_other_source(monkeypatch: pytest.
     monkeypatch.setattr(ticks, "due_ticks", failing)
     found = due_of([scheduled("bad", "5 * * * *"), scheduled("good", "* * * * *")], NOW)
     assert (found.ticks, found.next_at) == ([TICK], NEXT)
+
+
+def test_a_round_that_leaves_ticks_for_the_next_one_is_followed_by_it_at_once() -> None:
+    after = (NOW - timedelta(minutes=1500)).replace(second=0)
+    source = ScheduledSource("dag", "good", "* * * * *", "UTC", CatchUp.ALL, after)
+    first = due_of([source], NOW)
+    assert len(first.ticks) == MAX_CATCH_UP
+    assert first.next_at is not None
+    assert first.next_at < NOW
+    last = datetime.fromtimestamp(first.ticks[-1].tick, UTC)
+    second = due_of([structs.replace(source, after=last)], NOW)
+    assert second.ticks[-1] == TICK
+    assert len(second.ticks) == 500
+    assert second.next_at == NEXT

@@ -35,6 +35,9 @@ from tracelake.dispatcher.steps.accept_delivery import (
     show_secret,
 )
 from tracelake.dispatcher.steps.accept_ticks import accept_ticks, run_source, schedules
+from tracelake.dispatcher.steps.context import StepContext
+from tracelake.dispatcher.steps.source_requests import answered
+from tracelake.domain.dag.model import SourceKind
 from tracelake.domain.errors import RateLimited
 from tracelake.domain.webhooks import HEADERS
 from tracelake.serving.endpoint import Operation, endpoint
@@ -146,9 +149,10 @@ class _Readers:
         self._places: Counter[str | tuple[str, str] | None] = Counter()
 
     @contextmanager
-    def place(self, peer: str, source: tuple[str, str]) -> Iterator[None]:
+    def place(self, ctx: StepContext, peer: str, source: tuple[str, str]) -> Iterator[None]:
         limits = {None: HOOKS_AT_ONCE, peer: HOOKS_OF_PEER, source: HOOKS_OF_SOURCE}
         if any(self._places[key] >= most for key, most in limits.items()):
+            answered(ctx, SourceKind.WEBHOOK, "limited")
             raise RateLimited("TooManyCalls", "too many calls are being read at a time; try again")
         self._places.update(limits.keys())
         try:
@@ -180,7 +184,7 @@ async def hook(request: ApiRequest) -> Response:
     if request.is_here(MAX_INLINE_BODY):
         return await _delivered(request, dag, job)
     # Whether there is such a source or not: the answer to a call that stops after its head would show it.
-    with _readers.place(request.peer, (dag, job)):
+    with _readers.place(request.services.ctx, request.peer, (dag, job)):
         return await _delivered(request, dag, job)
 
 

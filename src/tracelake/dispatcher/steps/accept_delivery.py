@@ -35,6 +35,7 @@ from tracelake.dispatcher.steps.source_requests import (
     AcceptedRequest,
     SourceRequest,
     accept_request,
+    answered,
     counted,
 )
 from tracelake.domain.dag.model import Signature, SourceKind, WebhookSettings
@@ -65,7 +66,7 @@ async def accept_delivery(
     try:
         caller = judge_call(signature, headers, body, keys, now)
     except TracelakeError:
-        ctx.metrics.source_requests.labels(SourceKind.WEBHOOK.value, "refused").inc()
+        answered(ctx, SourceKind.WEBHOOK, "refused")
         if hook is None:
             raise _unknown(dag, job) from None
         raise
@@ -73,9 +74,10 @@ async def accept_delivery(
     with ctx.metrics.timed("delivery"):
         done = await _deliver(ctx, dag, job, delivery_id, headers.get("content-type"), body)
     if isinstance(done, RateLimited):
+        answered(ctx, SourceKind.WEBHOOK, "limited")
         raise done
     if isinstance(done, DeliveryAccepted):
-        ctx.metrics.source_requests.labels(SourceKind.WEBHOOK.value, "known").inc()
+        answered(ctx, SourceKind.WEBHOOK, "known")
         return done
     counted(ctx, SourceKind.WEBHOOK, done)
     return DeliveryAccepted(done.number, kept=done.kept)

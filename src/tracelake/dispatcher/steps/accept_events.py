@@ -102,6 +102,7 @@ async def trigger_source(ctx: StepContext, dag: str, job: str, request: TriggerR
     if isinstance(done, CountedEvents):
         _count(ctx, done)
         kept = any(event.state is EventState.HELD for event in done.kept)
+        source_requests.answered(ctx, SourceKind.MANUAL, "kept" if kept else "routed")
         answer = TriggerResponse(done.kept[0].event_id, len(done.created), kept)
     else:
         source_requests.counted(ctx, SourceKind.MANUAL, done)

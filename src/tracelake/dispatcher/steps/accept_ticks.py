@@ -2,8 +2,9 @@
 
 The Dispatcher evaluates no schedule, but for what is due when a person makes a tick. It makes sure that a tick
 exists once: one that isn't later than the last is known and changes nothing, whatever scheduler sends it, however
-often, and whatever the clock does meanwhile; one from the future is refused. One scheduler acts at a time, by a
-lease that spares the others the work; that each tick exists once doesn't depend on it.
+often, and whatever the clock does meanwhile; one from the future is refused. Ticks that were made while the clock
+was ahead are known when their time comes, and until then those before them are made as ever. One scheduler acts at
+a time, by a lease that spares the others the work; that each tick exists once doesn't depend on it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tracelake.dispatcher.steps.source_requests import (
     AcceptedRequest,
     SourceRequest,
     accept_request,
+    answered,
     counted,
 )
 from tracelake.domain.dag.model import SourceKind
@@ -78,7 +80,7 @@ async def _accept_tick(ctx: StepContext, tick: TickIn) -> TickOut:
     with ctx.metrics.timed("tick"):
         done = await ctx.db.run(work, hot=True)
     if not isinstance(done, AcceptedRequest):
-        ctx.metrics.source_requests.labels(SourceKind.CRON.value, done).inc()
+        answered(ctx, SourceKind.CRON, done)
         return TickOut(tick.dag_name, tick.job, tick.tick, done)
     counted(ctx, SourceKind.CRON, done)
     state: TickState = "kept" if done.kept else "accepted"

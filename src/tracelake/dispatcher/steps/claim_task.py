@@ -62,7 +62,11 @@ async def claim_tasks(ctx: StepContext, claims: Sequence[ClaimRequest]) -> list[
     with ctx.metrics.timed("claim"):
         # Tokens are signed after the commit: no row lock is held meanwhile.
         decided = await ctx.db.run(work, hot=True)
-    ctx.queues.note(claimed=sum(isinstance(result, _Granted) for result in decided))
+    granted = [result for result in decided if isinstance(result, _Granted)]
+    ctx.queues.note(claimed=len(granted))
+    # A source with code keeps requests for which its own queue has no room.
+    if any(result.payload.source is not None for result in granted):
+        ctx.waiting_requests.set()
     return [await _answer(ctx, claim, result) for claim, result in zip(claims, decided, strict=True)]
 
 

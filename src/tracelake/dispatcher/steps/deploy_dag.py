@@ -91,6 +91,8 @@ async def deploy_dag(ctx: StepContext, yaml: str, actor: str) -> Deployed:
             await _Executor(ctx, tx, spec, active).execute(plan)
             subject = {"dag": spec.name, "version": version}
             await dags.audit(tx, ctx.org_id, actor, "deploy", subject)
+        # Also where nothing else changes: it's how a person starts a schedule that waits for a wrong time.
+        await sources.forget_future_deploys(tx, spec.name)
         jobs: dict[str, list[DeployedOutputRow]] = {job.name: [] for job in spec.jobs}
         for output in await dags.outputs_of_dag(tx, spec.name):
             jobs[output.job].append(output)

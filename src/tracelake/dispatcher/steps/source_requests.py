@@ -2,8 +2,9 @@
 
 A source without code has an event on output 0, a source with code a task whose payload says what it is for. While
 the source's job is paused or held, requests are kept: as events that don't count yet, which ``apply_backpressure``
-counts when the job is released, or, for code, as rows that become tasks then. Both go in the order in which they
-were accepted, each once, and one that comes while others wait, waits behind them.
+counts when the job is released, or, for code, as rows that become tasks then, as far as the job's own queue has
+room. Both go in the order in which they were accepted, each once, and one that comes while others wait, waits
+behind them. Normal ones pass bulk ones that can't go.
 
 A request belongs to its source and not to a generation of the job. A deploy that replaces the job shelves tasks
 that haven't begun or don't end well; their requests wait again, and the new generation runs them. It also takes
@@ -19,12 +20,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from tracelake.contracts.dispatcher_api import EventIn
+from tracelake.contracts.dispatcher_api import EventIn, InvalidateRange
 from tracelake.dispatcher.steps.context import StepContext
 from tracelake.dispatcher.steps.count_events import CountedEvents, count_events, open_gates
 from tracelake.dispatcher.steps.produced_events import ProducedEvent, Producer, resolve_events
 from tracelake.domain.dag.model import SourceKind
-from tracelake.store import jobs, outbox, sources
+from tracelake.store import datasets, jobs, outbox, sources
 from tracelake.store.db import DeployLock, Transaction
 from tracelake.store.jobs import ActiveJob, JobDefinition
 from tracelake.store.sources import DeliveryRow, WaitingRequest
@@ -55,7 +56,8 @@ class AcceptedRequest:
 
     @property
     def event_id(self) -> int | None:
-        return self.counted.kept[0].event_id if self.counted.kept else None
+        # An invalidation comes before it.
+        return self.counted.kept[-1].event_id if self.counted.kept else None
 
     @property
     def tasks_created(self) -> int:
@@ -80,9 +82,11 @@ async def accept_request(
         return await _accept_for_code(ctx, tx, definition, request)
     kept = job.keeps(bulk=request.bulk)
     produced = await _produced(tx, definition, [request], held=kept)
+    if is_tick:
+        produced = [*await _undone(tx, definition, request.number), *produced]
     done = await count_events(ctx, tx, produced, await open_gates(tx, produced))
-    # An event is all there is to a tick or a trigger. A delivery's id is kept, so that it is accepted once.
-    if request.delivery is not None:
+    # An event is all there is to a trigger. Of ticks and deliveries more is known, so that each is accepted once.
+    if request.kind is not SourceKind.MANUAL:
         await _add(tx, definition, request, routed=True)
     return AcceptedRequest(request.number, kept, done)
 
@@ -91,9 +95,10 @@ async def _accept_for_code(
     ctx: StepContext, tx: Transaction, definition: JobDefinition, request: SourceRequest
 ) -> AcceptedRequest:
     await open_gates(tx, [], own_jobs=[definition.job_id])
-    held = await sources.held(tx, definition.job_id)
-    request_id = await _add(tx, definition, request, routed=not held)
-    if held:
+    gate = await sources.request_gate(tx, definition.job_id)
+    kept = gate.keeps(bulk=request.bulk)
+    request_id = await _add(tx, definition, request, routed=not kept)
+    if kept:
         return AcceptedRequest(request.number, kept=True)
     created = await _create_tasks(ctx, tx, definition, [(request_id, request)])
     return AcceptedRequest(request.number, kept=False, counted=created)
@@ -114,9 +119,13 @@ async def _add(tx: Transaction, definition: JobDefinition, request: SourceReques
     )
 
 
+def answered(ctx: StepContext, kind: SourceKind, answer: str) -> None:
+    ctx.metrics.source_requests.labels(kind.value, answer).inc()
+
+
 def counted(ctx: StepContext, kind: SourceKind, accepted: AcceptedRequest) -> None:
     """Count a request, after its commit."""
-    ctx.metrics.source_requests.labels(kind.value, "kept" if accepted.kept else "routed").inc()
+    answered(ctx, kind, "kept" if accepted.kept else "routed")
     _count(ctx, accepted.counted)
     # A kept event is routed as soon as there is room, and new tasks may fill a queue.
     ctx.queues.look_soon()
@@ -138,7 +147,7 @@ async def route_waiting(ctx: StepContext) -> int:
 
 
 async def _route_some(ctx: StepContext, dag: str, name: str) -> int:
-    """The oldest requests of one source; 0 when none waits, or when it is held again."""
+    """The oldest requests of one source; 0 when none waits, none may go, or when it is held again."""
 
     async def work(tx: Transaction) -> tuple[int, CountedEvents]:
         none = 0, CountedEvents()
@@ -146,25 +155,44 @@ async def _route_some(ctx: StepContext, dag: str, name: str) -> int:
         if job is None or job.source_kind in (None, SourceKind.ALWAYS_ON):
             return none
         await sources.lock(tx, dag, name)
-        waiting = await sources.waiting_requests(tx, dag, name, ROUTED_AT_ONCE)
-        if not waiting:
-            return none
         definition = (await ctx.definitions.get(tx, [job.job_id]))[job.job_id]
-        produced = await _produced(tx, definition, waiting) if not definition.runs_code else []
-        gates = await open_gates(tx, produced, own_jobs=[job.job_id])
-        # Read again under the job's lock: it may have been paused since.
-        if await jobs.is_paused(tx, job.job_id):
-            return none
         if definition.runs_code:
-            done = await _create_tasks(ctx, tx, definition, [(each.request_id, each) for each in waiting])
+            waiting, done = await _route_to_code(ctx, tx, definition)
         else:
-            done = await count_events(ctx, tx, produced, gates)
+            waiting, done = await _route_events(ctx, tx, definition, bulk_held=job.bulk_held)
         await sources.mark_routed(tx, [each.request_id for each in waiting])
         return len(waiting), done
 
     routed, done = await ctx.db.run(work)
     _count(ctx, done)
     return routed
+
+
+async def _route_to_code(
+    ctx: StepContext, tx: Transaction, definition: JobDefinition
+) -> tuple[list[WaitingRequest], CountedEvents]:
+    await open_gates(tx, [], own_jobs=[definition.job_id])
+    gate = await sources.request_gate(tx, definition.job_id)
+    found = await sources.waiting_requests(
+        tx, definition.dag_name, definition.name, ROUTED_AT_ONCE, with_bulk=gate.has_room(bulk=True)
+    )
+    waiting = gate.routable(found)
+    return waiting, await _create_tasks(ctx, tx, definition, [(each.request_id, each) for each in waiting])
+
+
+async def _route_events(
+    ctx: StepContext, tx: Transaction, definition: JobDefinition, *, bulk_held: bool
+) -> tuple[list[WaitingRequest], CountedEvents]:
+    """Requests that waited for code, of a source that has none any more."""
+    waiting = await sources.waiting_requests(
+        tx, definition.dag_name, definition.name, ROUTED_AT_ONCE, with_bulk=not bulk_held
+    )
+    produced = await _produced(tx, definition, waiting)
+    gates = await open_gates(tx, produced, own_jobs=[definition.job_id])
+    # Read again under the job's lock: it may have been paused since.
+    if not waiting or await jobs.is_paused(tx, definition.job_id):
+        return [], CountedEvents()
+    return waiting, await count_events(ctx, tx, produced, gates)
 
 
 async def _produced(
@@ -182,6 +210,24 @@ async def _produced(
         events = [EventIn(dataset_uuid=output.dataset_uuid, **_scope(request)) for request in alike]
         produced += await resolve_events(tx, producer, definition, events)
     return produced
+
+
+async def _undone(tx: Transaction, definition: JobDefinition, tick: int) -> list[ProducedEvent]:
+    """Ticks that were made while the clock was ahead are invalidated: a cursor never goes back by itself, and so
+    nobody would be triggered until its time."""
+    output = definition.outputs[0]
+    cursor = await datasets.cursor_of(tx, output.dataset_version)
+    if cursor is None or cursor <= tick:
+        return []
+    event = EventIn(
+        dataset_uuid=output.dataset_uuid,
+        id=f"clock {tick} {cursor}",
+        invalidate=InvalidateRange(tick, cursor),
+        reason="the clock was ahead when these ticks were made",
+    )
+    return await resolve_events(
+        tx, Producer(definition.org_id, definition.job_id, active=True), definition, [event]
+    )
 
 
 def _scope(request: SourceRequest | WaitingRequest) -> dict[str, Any]:

@@ -261,8 +261,9 @@ def _input() -> JsonSchema:
                 "default": True,
             },
             "where": _where(
-                " A PerPartition job that stores nothing gets no task for a partition that provably"
-                " has no such row."
+                " A PerPartition job gets no task for a partition that provably has no such row if its"
+                " outputs all have storage none and trigger no job; any other job gets one, and reads"
+                " no row (ADR 34)."
             ),
         },
         required=("from",),

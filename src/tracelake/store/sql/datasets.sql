@@ -28,6 +28,10 @@ WHERE dv.dataset_version = ANY($1::uuid[])
 -- Published names to datasets.
 SELECT published_name, dataset_uuid FROM dataset WHERE org_id = $1 AND published_name = ANY($2::text[])
 
+-- name: cursor_of
+-- Up to where a version is committed, if it goes by a cursor.
+SELECT cursor FROM dataset_cursor WHERE dataset_version = $1
+
 -- name: advance_cursors
 -- A cursor event is the commit of its cursor. Cursors only rise here; an invalidation lowers them.
 WITH before AS (SELECT dataset_version, cursor FROM dataset_cursor WHERE dataset_version = ANY($1::uuid[]))

@@ -7,6 +7,20 @@ SELECT j.runtime, j.dag_name, j.name, c.waiting,
 FROM (SELECT job_id, sum(waiting) AS waiting FROM queue_count GROUP BY 1 HAVING sum(waiting) > 0) c
 JOIN job j USING (job_id)
 
+-- name: kept
+-- What is kept for a job, whatever it waits for: scopes, events and requests of sources, counted up to 10,000 of each.
+SELECT j.dag_name, j.name, scopes.kept + events.kept + requests.kept AS kept
+FROM job j
+CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+    SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id LIMIT 10000) w) scopes
+CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+    SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
+    WHERE dv.job_id = j.job_id AND e.state = 'held' LIMIT 10000) w) events
+CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+    SELECT 1 FROM source_request r
+    WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL LIMIT 10000) w) requests
+WHERE j.active AND scopes.kept + events.kept + requests.kept > 0
+
 -- name: given_up
 -- Outbox entries that need a person.
 SELECT count(*) AS given_up FROM outbox WHERE failed_at IS NOT NULL

@@ -222,26 +222,31 @@ ORDER BY j.dag_name, j.name
 -- name: held_jobs
 -- Every hold: of whom, because of whom, since when and by which way.
 SELECT j.dag_name, j.name AS job, c.dag_name AS cause_dag, c.name AS cause_job, p.caused_by, p.bulk_only, p.since,
-       p.chain
+       p.chain, tl_now() - p.since >= interval '24 hours' AS long_held
 FROM job_pause p JOIN job j ON j.job_id = p.job_id JOIN job c ON c.job_id = p.caused_by
 WHERE p.caused_by IS NOT NULL AND j.active
 ORDER BY j.dag_name, j.name, p.since, p.cause
 
 -- name: backlogs
 -- Jobs that run and for which something is kept (counted up to 10,000): scopes wait for room in the job's own queue,
--- events of a source in those of its consumers. The fullest of these, what waits in it, and how many of its tasks
+-- and so do requests of a source with code, events of a source in those of its consumers. The fullest of these, what waits in it, and how many of its tasks
 -- wait for a retry time.
 WITH kept AS MATERIALIZED (
-    SELECT j.job_id, j.dag_name, j.name AS job, scopes.kept AS scopes, events.kept AS events
+    SELECT j.job_id, j.dag_name, j.name AS job, scopes.kept AS scopes, events.kept AS events,
+           requests.kept AS requests
     FROM job j
     CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
         SELECT 1 FROM held_scope h WHERE h.job_id = j.job_id AND NOT (h.bulk AND j.bulk_held) LIMIT 10000) w) scopes
     CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
         SELECT 1 FROM dataset_version dv JOIN event e USING (dataset_version)
         WHERE dv.job_id = j.job_id AND e.state = 'held' AND NOT (e.bulk AND j.bulk_held) LIMIT 10000) w) events
-    WHERE j.active AND NOT j.paused AND scopes.kept + events.kept > 0
+    CROSS JOIN LATERAL (SELECT count(*) AS kept FROM (
+        SELECT 1 FROM source_request r
+        WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL
+          AND NOT (r.bulk AND j.bulk_held) LIMIT 10000) w) requests
+    WHERE j.active AND NOT j.paused AND scopes.kept + events.kept + requests.kept > 0
 )
-SELECT k.dag_name, k.job, k.scopes, k.events, f.dag_name AS full_dag, f.name AS full_job, f.waiting, f.max_queue_depth,
+SELECT k.dag_name, k.job, k.scopes, k.events, k.requests, f.dag_name AS full_dag, f.name AS full_job, f.waiting, f.max_queue_depth,
        f.later
 FROM kept k
 LEFT JOIN LATERAL (
@@ -253,7 +258,7 @@ LEFT JOIN LATERAL (
                         WHERE t.job_id = c.job_id AND t.status = 'Queued' AND NOT t.stalled
                           AND t.ready_at > tl_now()) l
     WHERE c.max_queue_depth IS NOT NULL
-      AND (k.scopes > 0 AND c.job_id = k.job_id
+      AND (k.scopes + k.requests > 0 AND c.job_id = k.job_id
            OR k.events > 0 AND c.active AND NOT c.paused AND c.job_id IN (
                 SELECT ji.job_id FROM dataset_version dv JOIN job_input ji USING (dataset_version)
                 WHERE dv.job_id = k.job_id AND ji.trigger))

@@ -5,20 +5,40 @@ ON CONFLICT (dag_name, job_name) DO UPDATE
 SET active = true, schedule = excluded.schedule,
     since = CASE WHEN s.active AND s.schedule IS NOT DISTINCT FROM excluded.schedule THEN s.since ELSE tl_now() END
 
+-- name: forget_future_deploys
+-- Deploys that were made while the clock was ahead are as of now, when the DAG is deployed again.
+UPDATE source SET since = tl_now() WHERE dag_name = $1 AND since > tl_now() + make_interval(secs => $2)
+
 -- name: retire_sources
 -- Sources that the DAG no longer has. What they accepted waits in case they come back.
 UPDATE source SET active = false WHERE dag_name = $1 AND active AND job_name <> ALL($2::text[])
 
 -- name: lock_source
--- Requests of one source are accepted and routed one after the other, under its row.
-SELECT s.last_tick, s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
+-- Requests of one source are accepted and routed one after the other, under its row. A last tick that lies in the
+-- future is of a clock that was ahead: the last one up to now counts, which every tick has a row for.
+SELECT CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $3) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+       s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
 FROM source s WHERE s.dag_name = $1 AND s.job_name = $2 FOR NO KEY UPDATE
 
--- name: held
--- Whether a source keeps its requests: its job is paused, or earlier ones wait. The job's row is locked.
-SELECT j.paused OR EXISTS (SELECT 1 FROM source_request r
-                           WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL) AS held
-FROM job j WHERE j.job_id = $1
+-- name: request_gate
+-- What decides whether a source with code keeps a request: holds, room in its own queue, and what waits already. The
+-- job's row is locked. Tasks that wait for a retry time take no room, and bulk ones none of what normal work has.
+SELECT j.paused, j.bulk_held, j.max_queue_depth - q.waiting + later.waiting AS room,
+       j.max_queue_depth - (q.waiting - q.bulk) + (later.waiting - later.bulk) AS normal_room,
+       EXISTS (SELECT 1 FROM source_request r WHERE r.dag_name = j.dag_name AND r.job_name = j.name
+                 AND r.routed_at IS NULL) AS any_waits,
+       NOT j.paused AND EXISTS (SELECT 1 FROM source_request r WHERE r.dag_name = j.dag_name AND r.job_name = j.name
+                                  AND r.routed_at IS NULL AND NOT r.bulk) AS normal_waits
+FROM job j
+LEFT JOIN LATERAL (SELECT coalesce(sum(n.waiting), 0)::bigint AS waiting, coalesce(sum(n.bulk), 0)::bigint AS bulk
+                   FROM queue_count n WHERE n.job_id = j.job_id) q ON j.max_queue_depth IS NOT NULL
+LEFT JOIN LATERAL (SELECT count(*) AS waiting, count(*) FILTER (WHERE t.bulk) AS bulk FROM task t
+                   WHERE t.job_id = j.job_id AND t.status = 'Queued' AND NOT t.stalled
+                     AND t.ready_at > tl_now()) later ON j.max_queue_depth IS NOT NULL
+WHERE j.job_id = $1
 
 -- name: advance_source
 -- The last tick and the last number, which never go back.
@@ -79,9 +99,9 @@ JOIN job j ON j.dag_name = w.dag_name AND j.name = w.job_name AND j.active AND N
 WHERE j.source_kind IN ('cron', 'webhook', 'manual')
 
 -- name: waiting_requests
--- The oldest requests that a source has kept.
+-- The oldest requests that a source has kept; without bulk ones ($4) while these can't go.
 SELECT request_id, kind, number, scope, bulk FROM source_request
-WHERE dag_name = $1 AND job_name = $2 AND routed_at IS NULL ORDER BY request_id LIMIT $3
+WHERE dag_name = $1 AND job_name = $2 AND routed_at IS NULL AND ($4 OR NOT bulk) ORDER BY request_id LIMIT $3
 
 -- name: mark_routed
 -- These have become an event or a task.
@@ -128,7 +148,7 @@ FROM numbered ORDER BY event_id
 ON CONFLICT (dag_name, job_name, kind, number) DO UPDATE SET routed_at = NULL
 
 -- name: create_request_tasks
--- One task per request, whose job is locked and not paused. One that was shelved goes on when its generation is
+-- One task per request, whose job is locked and neither paused nor held. One that was shelved goes on when its generation is
 -- deployed again. Of a capped job no more tasks are woken than may run.
 WITH made AS (
     INSERT INTO task (task_id, org_id, job_id, kind, status, request_id, cause, parked, bulk)
@@ -136,7 +156,7 @@ WITH made AS (
            r.bulk
     FROM unnest($2::uuid[], $3::bigint[], $4::jsonb[]) AS c(task_id, request_id, cause)
     JOIN source_request r USING (request_id)
-    JOIN job j ON j.job_id = $1 AND j.active AND NOT j.paused
+    JOIN job j ON j.job_id = $1 AND j.active AND NOT j.paused AND NOT (r.bulk AND j.bulk_held)
     ORDER BY c.request_id
     ON CONFLICT (job_id, request_id) WHERE kind = 'request' DO UPDATE
     SET status = 'Queued', shelved = false, ready_at = tl_now(), woken_at = tl_now(), ended_at = NULL,
@@ -156,8 +176,12 @@ SELECT t.task_id, r.kind, r.number, r.scope, r.delivery_id, r.content_type, r.bo
 FROM task t JOIN source_request r USING (request_id) WHERE t.task_id = ANY($1::uuid[])
 
 -- name: schedules
--- Every active cron source with its last tick.
-SELECT j.dag_name, j.name AS job, j.source, s.since, s.last_tick
+-- Every active cron source with its last tick, as above.
+SELECT j.dag_name, j.name AS job, j.source, s.since,
+       CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $1) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick
 FROM job j JOIN source s ON s.dag_name = j.dag_name AND s.job_name = j.name
 WHERE j.active AND j.source_kind = 'cron' ORDER BY j.dag_name, j.name
 
@@ -176,9 +200,15 @@ DELETE FROM scheduler_lease WHERE holder = $1
 -- name: list_sources
 -- A page of active sources, always-on ones included.
 SELECT j.dag_name, j.name AS job, j.source_kind AS kind, j.source, j.runs_code, j.operator, j.runtime, j.paused,
-       s.since, s.last_tick, nullif(s.last_number, 0) AS last_number, s.last_at,
+       s.since, CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $5) THEN s.last_tick ELSE (
+           SELECT max(r.number) FROM source_request r
+           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
+             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+       nullif(s.last_number, 0) AS last_number, s.last_at,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE j.paused AND p.job_id = j.job_id) AS pause_causes,
+       (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
+        WHERE j.bulk_held AND p.bulk_only AND p.job_id = j.job_id) AS bulk_causes,
        (SELECT count(*) FROM (SELECT 1 FROM source_request r
                               WHERE r.dag_name = j.dag_name AND r.job_name = j.name AND r.routed_at IS NULL
                               LIMIT 10000) w)
