@@ -6,8 +6,8 @@ One JSON line per workload:
   held job; from the answer to the completion that empties it below the low mark to the first granted claim.
 - ``throughput``: a chain of three no-op jobs, without thresholds, with thresholds that are never reached, and with
   one that holds and releases all the while; in turns, so that neighbours disturb all alike.
-- ``graph``: a look at 1,000 jobs with a million waiting tasks, all below their thresholds, with some above, and with
-  a million scopes that are kept besides.
+- ``graph``: a look at 1,000 jobs with a million waiting tasks, all below their thresholds, with some above, and
+  with a million scopes that are kept besides.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ async def test_the_graph_may_take_longer_to_make_than_a_transaction_of_a_pool_ma
     ctx: StepContext, state_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = pressure_bench.SQL
-    queries = [
-        f"-- name: {name}\n{getattr(made, name)}" for name in ("make_jobs", "make_edges", "set_thresholds")
-    ]
+    others = ("make_jobs", "make_edges", "make_kept", "set_thresholds")
+    queries = [f"-- name: {name}\n{getattr(made, name)}" for name in others]
     slow = sqlfiles.parse("slow", "\n".join([*queries, SLOW + made.make_tasks]))
     monkeypatch.setattr(pressure_bench, "SQL", slow)
     monkeypatch.setattr(db, "_limit_transactions", end_transactions_after(1))
@@ -35,3 +34,4 @@ async def test_the_graph_may_take_longer_to_make_than_a_transaction_of_a_pool_ma
     assert (found["calm"]["trips"], found["calm"]["holds"]) == (0, 0)
     tripped = found["a tenth tripped"]
     assert (tripped["trips"], tripped["holds"]) == (JOBS // 10, 9 * JOBS // 10)
+    assert (found["and kept"]["trips"], found["and kept"]["holds"]) == (JOBS // 10, 9 * JOBS // 10)
