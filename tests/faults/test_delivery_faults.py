@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import NoReturn
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
@@ -20,7 +20,9 @@ from tests.support.mail_server import MailServerOfTest
 from tests.support.proxies import CuttingProxy
 from tracelake.contracts.deliveries import (
     DeliveryLoad,
+    DeliveryLoaded,
     DeliveryPlan,
+    DeliveryReport,
     FinalityWait,
     MessagesReplayed,
     PlannedRow,
@@ -33,6 +35,7 @@ from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
 from tracelake.embedded.postgres import Cluster
+from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.postgres import sqlfiles
 
 METRICS = sqlfiles.load("tracelake.store.sql", "metrics.sql")
@@ -114,6 +117,15 @@ async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
     await scene.buffers.until_has(*keys)
 
 
+async def claimed(scene: DeliveryScene) -> tuple[DispatcherClient, tuple[UUID, int, UUID]]:
+    """The delivery's task, held by this test: what a process would call, and its fence."""
+    client = scene.buffers.client()
+    [task] = scene.buffers.site.client.tasks(dag="alerting", job=f"{scene.name}.delivery").tasks
+    [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])
+    assert lease.lease_token is not None
+    return client, (lease.task_id, lease.attempt, lease.lease_token)
+
+
 async def test_rows_that_python_cannot_hold_stop_nothing_behind_them(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery(template="{{payload.n}}"))
     async with scene.delivering():
@@ -146,6 +158,55 @@ async def test_a_delivery_whose_attempts_fail_shows_why_until_one_does_not(
     async with scene.delivering():
         await scene.until_recorded(sent=1)
         assert scene.show().failing_since is None
+
+
+async def test_a_replay_whose_answer_is_lost_is_sent_all_the_same(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("lost-answer")
+    real = DispatcherClient.load_delivery
+    lost: list[int] = []
+
+    async def load(client: DispatcherClient, request: DeliveryLoad) -> DeliveryLoaded:
+        found = await real(client, request)
+        if found.messages and not request.begin and not lost:
+            lost.extend(each.message_id for each in found.messages)
+            # What the client does about it: the very same request again.
+            found = await real(client, request)
+        return found
+
+    monkeypatch.setattr(DispatcherClient, "load_delivery", load)
+    async with scene.delivering():
+        await published(scene, "lost-answer")
+        await scene.until_recorded(dead=1, waiting=0)
+        scene.receiver.answer = accept
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=1, waiting=0)
+    assert lost == [each.message_id for each in scene.show().messages]
+
+
+async def test_a_load_brings_what_the_process_does_not_hold_however_often_it_is_repeated(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    client, fence = await claimed(scene)
+    at = (await client.load_delivery(DeliveryLoad(*fence, begin=True, holds=[]))).position
+    rows = [PlannedRow(f"rec_{each}", 1, 1, f"rec_{each}", "{}", datetime.now(UTC)) for each in range(4)]
+    planned = await client.plan_delivery(DeliveryPlan(*fence, at, at + 4, rows))
+    first, second, third, fourth = (each.message_id for each in planned.messages)
+    await client.report_delivery(DeliveryReport(*fence, starting=[fourth]))
+
+    async def loaded(limit: int, **more: list[int]) -> list[int]:
+        found = await client.load_delivery(DeliveryLoad(*fence, limit=limit, **more))
+        return [each.message_id for each in found.messages]
+
+    # One of which a try is under way is the process's, whether it still names it or not.
+    assert [await loaded(2, holds=[first]) for _ in range(2)] == [[second, third]] * 2
+    assert await loaded(1, holds=[first, third]) == [second]
+    assert await loaded(5, holds=[first, second, third]) == []
+    # As a process of the version before asks.
+    assert await loaded(5) == []
 
 
 async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scene: DeliveryScene) -> None:
@@ -408,12 +469,7 @@ async def test_a_chain_that_stands_still_holds_back_its_own_rows_alone_also_over
 
 async def test_rows_of_a_producer_that_waited_become_messages_once(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery(when="finalized"))
-    client = scene.buffers.client()
-    job = f"{scene.name}.delivery"
-    [task] = scene.buffers.site.client.tasks(dag="alerting", job=job).tasks
-    [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])
-    assert lease.lease_token is not None
-    fence = (lease.task_id, lease.attempt, lease.lease_token)
+    client, fence = await claimed(scene)
     at = (await client.load_delivery(DeliveryLoad(*fence, begin=True))).position
     waits = [FinalityWait("alerting/work", at + 1, 9)]
     await client.plan_delivery(DeliveryPlan(*fence, at, at + 5, waited=[], waits=waits))

@@ -84,7 +84,9 @@ Waits = Annotated[list[FinalityWait], Meta(max_length=MAX_PRODUCERS)]
 
 class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """``begin`` once per attempt: what an earlier attempt was sending may have arrived. ``trouble``: why nothing is
-    sent, if the cause is none of a message; ``ready``: there is no such cause."""
+    sent, if the cause is none of a message; ``ready``: there is no such cause. ``holds``: the messages that the
+    process has, so that what it doesn't have is answered again if an answer was lost; a process of the version
+    before doesn't name them, and gets each message once."""
 
     task_id: UUID
     attempt: Attempt
@@ -93,6 +95,7 @@ class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=0, le=MAX_WAITING)] = MAX_WAITING
     trouble: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] | None = None
     ready: bool = False
+    holds: Annotated[list[MessageId], Meta(max_length=MAX_WAITING)] | UnsetType = UNSET
 
 
 class DeliveryLoaded(Struct, frozen=True):

@@ -163,9 +163,11 @@ class DeliveryTask(PlatformTask):
         # Not at once: what ends an attempt mostly does so at its beginning, and is shown until it doesn't.
         trouble = self._trouble or self._blocked
         ready = not begin and trouble is None and self._waits_for is None
-        limit = max(0, MAX_WAITING - len(self._outgoing))
+        limit = max(0, self._room)
+        # What it lacks follows from what it has, also after an answer that was lost.
+        holds = self._outgoing.message_ids() if limit else []
         found = await self._parts.client.load_delivery(
-            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, trouble, ready)
+            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, trouble, ready, holds)
         )
         if found.finalized != self._chains.finalized:
             self._rows_came.set()

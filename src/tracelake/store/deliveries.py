@@ -126,8 +126,12 @@ async def begin_attempt(tx: Transaction, delivery_id: UUID) -> None:
     await tx.execute(SQL.begin_attempt, delivery_id)
 
 
-async def take_new(tx: Transaction, delivery_id: UUID, limit: int) -> list[DeliveryMessage]:
-    return _messages(await tx.fetch(SQL.take_new, delivery_id, limit))
+async def take_new(
+    tx: Transaction, delivery_id: UUID, limit: int, holds: Sequence[int] | None
+) -> list[DeliveryMessage]:
+    """Without ``holds``, those that no earlier answer of the attempt had."""
+    held = None if holds is None else list(holds)
+    return _messages(await tx.fetch(SQL.take_new, delivery_id, limit, held))
 
 
 async def finality(tx: Transaction, delivery_id: UUID) -> tuple[dict[str, int], dict[str, int]]:

@@ -159,7 +159,9 @@ async def load_delivery(ctx: StepContext, call: DeliveryLoad) -> DeliveryLoaded:
             await deliveries.count_outcomes(tx, delivery.delivery_id, 0, 0, call.trouble)
         elif call.ready and delivery.is_failing:
             await deliveries.note_ready(tx, delivery.delivery_id)
-        found = await deliveries.take_new(tx, delivery.delivery_id, call.limit)
+        found = await deliveries.take_new(
+            tx, delivery.delivery_id, call.limit, None if call.holds is UNSET else call.holds
+        )
         finalized, heads = await deliveries.finality(tx, delivery.delivery_id)
         waits = await deliveries.waits(tx, delivery.delivery_id)
         return DeliveryLoaded(

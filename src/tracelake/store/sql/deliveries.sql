@@ -54,10 +54,14 @@ SET handed = false, in_doubt = in_doubt OR under_way, under_way = false
 WHERE delivery_id = $1 AND state = 'waiting' AND (handed OR under_way)
 
 -- name: take_new
--- Messages that the attempt doesn't have yet, oldest first.
+-- Messages that the attempt doesn't have ($3 are those that it has), oldest first. What was handed out counts only
+-- for a process that doesn't say what it has: an answer may have been lost.
 WITH found AS (
-    SELECT message_id FROM delivery_message
-    WHERE delivery_id = $1 AND state = 'waiting' AND NOT handed ORDER BY message_id LIMIT $2)
+    SELECT m.message_id FROM delivery_message m
+    WHERE m.delivery_id = $1 AND m.state = 'waiting'
+      AND CASE WHEN $3::bigint[] IS NULL THEN NOT m.handed
+               ELSE NOT m.under_way AND m.message_id NOT IN (SELECT unnest($3::bigint[])) END
+    ORDER BY m.message_id LIMIT $2)
 UPDATE delivery_message m SET handed = true FROM found WHERE m.message_id = found.message_id
 RETURNING m.message_id, m.record_id, m.revision, m.made_at, m.kind, m.order_key, m.data, m.text, m.row_at, m.tries,
           greatest(0, extract(epoch FROM m.next_try_at - tl_now()))::float8 AS wait_seconds
