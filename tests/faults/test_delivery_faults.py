@@ -536,6 +536,47 @@ async def test_a_channel_and_a_mailbox_get_each_row_and_its_retraction(scene: De
     assert back.mail["Message-ID"] != first.mail["Message-ID"]
 
 
+@pytest.mark.parametrize("template", ["<https://ops.example|open> {{note}}", None], ids=["template", "none"])
+async def test_what_waits_is_written_for_the_receiver_that_gets_it(
+    scene: DeliveryScene, template: str | None
+) -> None:
+    slack = {"slack": {"url_secret": "HOOK"}}
+    more = {} if template is None else {"template": template}
+    scene.deploy(scene.delivery(**more))
+    note = f"<!channel> & {uuid4().hex}"
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering():
+        await publisher.publish({"key": note, "note": note})
+        await scene.until_recorded(sent=1)
+    scene.deploy(scene.delivery(to=slack, **more))
+    async with scene.delivering():
+        await scene.retract(note)
+        await scene.until_recorded(retracted=1)
+        await scene.rewrite(note, f"{note} again")
+        await scene.until_recorded(sent=2)
+    scene.deploy(scene.delivery(**more))
+    async with scene.delivering():
+        await scene.retract(note)
+        await scene.until_recorded(retracted=2)
+    row, in_channel, again, back = scene.receiver.bodies()
+    escaped = note.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    if template is not None:
+        own = "<https://ops.example|open>"
+        assert row["text"] == f"{own} {note}"
+        assert in_channel == {"text": f"[retracted] {own} {escaped}"}
+        assert again == {"text": f"{own} {escaped} again"}
+        assert back["text"] == f"[retracted] {own} {note} again"
+    else:
+        assert "text" not in row | back
+        assert in_channel["text"].startswith("[retracted] ")
+        assert again["text"] == in_channel["text"].removeprefix("[retracted] ").replace(
+            f"note={escaped}", f"note={escaped} again"
+        )
+        assert f"note={escaped}, " in in_channel["text"] or in_channel["text"].endswith(f"note={escaped}")
+        assert "None" not in in_channel["text"]
+    assert back["data"]["note"] == f"{note} again"
+
+
 async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(
     scene: DeliveryScene,
 ) -> None:

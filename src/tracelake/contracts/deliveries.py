@@ -56,7 +56,8 @@ class DeliveryConfig(Struct, frozen=True):
 
 
 class DeliveryMessage(Struct, frozen=True):
-    """One message to send. ``data`` is the row as JSON; ``wait_seconds`` the time until its next try."""
+    """One message to send. ``data`` is the row as JSON; ``text`` what its template made of it, with its
+    values marked, or None without one; ``wait_seconds`` the time until its next try."""
 
     message_id: int
     record_id: str

@@ -8,7 +8,7 @@ each try, so a rotated one needs no restart; they are in no error and no log.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -24,6 +24,7 @@ from tracelake.delivery.shown_words import one_line, shown_words
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
 from tracelake.domain import standard_webhooks
 from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
+from tracelake.domain.template import describe, read_marked
 from tracelake.settings import Secret
 from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
 
@@ -91,12 +92,24 @@ def webhook_body(config: DeliveryConfig, message: DeliveryMessage) -> bytes:
         "data": msgspec.Raw(message.data.encode()),
     }
     if message.text is not None:
-        body["text"] = shown_text(message)
+        body["text"] = shown_text(message, config.spec.dataset)
     return msgspec.json.encode(body)
 
 
-def shown_text(message: DeliveryMessage) -> str:
-    return f"[retracted] {message.text}" if message.kind == "retracted" else message.text or ""
+def shown_text(message: DeliveryMessage, dataset: str, escape: Callable[[str], str] = str) -> str:
+    """The text that people read. It is escaped here and not before: what waits may get another receiver, and a
+    retraction may go to another one than its row."""
+    if message.text is not None:
+        text = read_marked(message.text, escape)
+    else:
+        # No template when the message was made.
+        text = escape(describe(message.data, dataset))
+    return f"[retracted] {text}" if message.kind == "retracted" else text
+
+
+def escape_for_slack(text: str) -> str:
+    """As Slack asks for: without these three, text can't become a link or call people."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class WebhookReceiver:
@@ -133,7 +146,8 @@ class WebhookReceiver:
 
 
 class SlackReceiver:
-    def __init__(self, target: SlackTarget, parts: TargetParts) -> None:
+    def __init__(self, config: DeliveryConfig, target: SlackTarget, parts: TargetParts) -> None:
+        self._config = config
         self._target = target
         self._parts = parts
 
@@ -141,7 +155,8 @@ class SlackReceiver:
         _url(self._parts, self._target.url_secret)
 
     async def send(self, message: DeliveryMessage) -> TryResult:
-        body = msgspec.json.encode({"text": shown_text(message)})
+        text = shown_text(message, self._config.spec.dataset, escape_for_slack)
+        body = msgspec.json.encode({"text": text})
         return await _post(
             self._parts, self._target.url_secret, {"Idempotency-Key": message_key(message)}, body
         )
@@ -181,7 +196,7 @@ class EmailReceiver:
             raise _unusable(name, error) from None
 
     def _mail(self, message: DeliveryMessage) -> bytes:
-        text = shown_text(message)
+        text = shown_text(message, self._config.spec.dataset)
         first = one_line(text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
         domain = self._target.sender.rpartition("@")[2]
         headers = {
@@ -202,7 +217,7 @@ def open_target(config: DeliveryConfig, parts: TargetParts) -> Receiver:
         case WebhookTarget() as target:
             return WebhookReceiver(config, target, parts)
         case SlackTarget() as target:
-            return SlackReceiver(target, parts)
+            return SlackReceiver(config, target, parts)
         case EmailTarget() as target:
             return EmailReceiver(config, target, parts)
         case other:
