@@ -241,18 +241,44 @@ async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: D
     assert {each.state for each in scene.show().messages} == {"dropped", "sent"}
 
 
-async def test_a_row_whose_try_failed_at_the_server_is_retracted_there(scene: DeliveryScene) -> None:
+async def test_a_row_whose_try_failed_at_the_server_is_retracted_there_and_not_tried_again(
+    scene: DeliveryScene,
+) -> None:
     scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (500, {}, b"after its work was done")
     async with scene.delivering(patience=SLOW):
         await published(scene, "failed-1")
         await scene.until("its failure", lambda: scene.show().failing_since is not None)
+        scene.receiver.answer = accept
         await scene.retract("failed-1")
-        await scene.until("the retraction", lambda: len(scene.show().messages) == 2)
-    assert [(each.kind, each.state) for each in scene.show().messages] == [
-        ("retracted", "waiting"),
-        ("row", "waiting"),
-    ]
+        # It needn't wait for the row's next try.
+        await scene.until_recorded(retracted=1, waiting=0)
+    retracted, row = scene.show().messages
+    assert (retracted.kind, retracted.state, row.state) == ("retracted", "sent", "dropped")
+    assert "one may have arrived" in (row.error or "")
+    assert scene.receiver.notes() == [("row", "failed-1"), ("retracted", "failed-1")]
+
+
+async def test_a_row_that_is_retracted_during_a_try_that_fails_is_not_tried_again(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    held = asyncio.Event()
+
+    async def late() -> Reply:
+        await held.wait()
+        return 503, {}, b""
+
+    scene.receiver.answer = lambda _: late()
+    async with scene.delivering():
+        await published(scene, "during")
+        await scene.until_received(1)
+        await scene.retract("during")
+        await scene.until_recorded(waiting=2)
+        scene.receiver.answer = accept
+        held.set()
+        await scene.until_recorded(retracted=1, waiting=0)
+    assert scene.receiver.notes() == [("row", "during"), ("retracted", "during")]
 
 
 async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene: DeliveryScene) -> None:

@@ -147,13 +147,13 @@ FROM (
 WHERE m.message_id = n.late
 
 -- name: drop_unsent
--- Rows that no longer hold and that no receiver has, or that were given up: they are never sent, also not by a replay,
--- which would come after their retraction.
+-- Rows that no longer hold and wait, or were given up: they are never sent (again), also not by a replay, which would
+-- come after their retraction. One of which a try is under way is dropped when that fails.
 UPDATE delivery_message SET state = 'dropped', finished_at = tl_now(),
        last_error = CASE WHEN in_doubt THEN 'it was retracted after tries of which one may have arrived'
                          ELSE 'it was retracted before it was sent' END
 WHERE delivery_id = $1 AND record_id = ANY($2::text[]) AND kind = 'row'
-  AND (state = 'dead' OR (state = 'waiting' AND NOT in_doubt AND NOT under_way))
+  AND (state = 'dead' OR (state = 'waiting' AND NOT under_way))
 RETURNING message_id
 
 -- name: add_retractions
@@ -193,7 +193,9 @@ RETURNING m.message_id, m.record_id, m.kind, o.result, m.last_error AS error,
 -- name: drop_overtaken
 -- Rows that wait for another try, or were given up, although their record was retracted since.
 UPDATE delivery_message m
-SET state = 'dropped', finished_at = tl_now(), last_error = 'it was retracted before it was sent'
+SET state = 'dropped', finished_at = tl_now(),
+    last_error = CASE WHEN m.in_doubt THEN 'it was retracted after tries of which one may have arrived'
+                      ELSE 'it was retracted before it was sent' END
 WHERE m.delivery_id = $1 AND m.message_id = ANY($2::bigint[]) AND m.kind = 'row' AND m.state IN ('waiting', 'dead')
   AND EXISTS (SELECT FROM delivery_message l
               WHERE l.delivery_id = $1 AND l.record_id = m.record_id AND l.message_id > m.message_id
