@@ -23,6 +23,7 @@ from tracelake.contracts.deliveries import (
     DeliveryLoaded,
     DeliveryPlan,
     DeliveryReport,
+    DeliveryReported,
     FinalityWait,
     MessagesReplayed,
     PlannedRow,
@@ -666,6 +667,34 @@ async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(sce
         scene.receiver.answer = accept
         assert scene.buffers.site.client.resume_delivery("alerting", scene.name).paused_by == []
         await scene.until_recorded(sent=2, waiting=0)
+
+
+async def test_once_a_pause_is_answered_nothing_more_is_sent_and_nothing_is_lost(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.deploy(scene.delivery())
+    client = scene.buffers.site.client
+    real = DispatcherClient.report_delivery
+    refused: list[int] = []
+
+    async def report(client: DispatcherClient, request: DeliveryReport) -> DeliveryReported:
+        answer = await real(client, request)
+        if answer.paused:
+            refused.extend(request.starting)
+        return answer
+
+    monkeypatch.setattr(DispatcherClient, "report_delivery", report)
+    async with scene.delivering():
+        await published(scene, "paused-1")
+        await scene.until_recorded(sent=1)
+        # The process learns of it with its next heartbeat, seconds later.
+        assert client.pause_delivery("alerting", scene.name).paused_by == ["person"]
+        await published(scene, "paused-2")
+        await scene.until("a try that may not begin", lambda: len(refused) > 2)
+        assert (scene.show().waiting, scene.receiver.notes()) == (1, [("row", "paused-1")])
+        client.resume_delivery("alerting", scene.name)
+        await scene.until_recorded(sent=2, waiting=0)
+    assert [each.tries for each in scene.show().messages] == [1, 1]
 
 
 @pytest.mark.parametrize(("code", "status"), [(410, "gone"), (500, "failing")])

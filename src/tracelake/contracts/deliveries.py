@@ -181,8 +181,12 @@ class DeliveryReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeliveryReported(Struct, frozen=True):
+    """``started`` of the tries may begin; the messages of the others aren't to be sent, unless the delivery is
+    ``paused``: then none begins, and all of them wait."""
+
     started: list[int]
     dropped: list[int]
+    paused: bool = False
 
 
 class WaitingProducer(Struct, frozen=True):

@@ -374,7 +374,13 @@ class DeliveryTask(PlatformTask):
         # Once for all of them: progress that isn't sent yet is only replaced.
         self._show()
         started = set(answer.started)
+        if answer.paused:
+            # The heartbeat brings the pause, and its end; until then this is asked again now and then.
+            self._hold_until = max(self._hold_until, self._loop.time() + self._patience.refresh_seconds)
         for message in starting:
+            if answer.paused:
+                self._outgoing.again(message.message_id, self._loop.time(), counts=False)
+                continue
             if message.message_id not in started:
                 # Retracted or removed meanwhile.
                 self._outgoing.done(message.message_id)

@@ -53,7 +53,7 @@ from tracelake.domain.errors import Conflict, Forbidden, NotFound
 from tracelake.domain.operators.catalog import DELIVERY
 from tracelake.domain.runtimes import DELIVERY as DELIVERY_RUNTIME
 from tracelake.domain.task import check_may_act
-from tracelake.store import dags, deliveries, outbox, tasks
+from tracelake.store import dags, deliveries, jobs, outbox, tasks
 from tracelake.store.db import DeployLock, Row, Transaction
 from tracelake.store.deliveries import LockedDelivery, delivery_job
 from tracelake.store.jobs import JobDefinition, PauseCause
@@ -202,10 +202,12 @@ async def report_delivery(ctx: StepContext, call: DeliveryReport) -> DeliveryRep
 
     async def work(tx: Transaction, delivery: LockedDelivery) -> tuple[DeliveryReported, bool]:
         dropped, refuses = await _record(tx, delivery, call) if call.outcomes else ([], False)
-        started = (
-            await deliveries.start_tries(tx, delivery.delivery_id, call.starting) if call.starting else []
-        )
-        return DeliveryReported(started, dropped), refuses
+        # Read under the delivery's lock, which a person's pause waits for: afterwards no try begins.
+        paused = bool(call.starting) and await jobs.is_paused(tx, delivery.job_id)
+        started: list[int] = []
+        if call.starting and not paused:
+            started = await deliveries.start_tries(tx, delivery.delivery_id, call.starting)
+        return DeliveryReported(started, dropped, paused), refuses
 
     response, refuses = await _fenced(ctx, call, work)
     if refuses:
@@ -337,8 +339,11 @@ def _not_dead(named: Sequence[Row]) -> list[int]:
 
 
 async def pause_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> list[str]:
-    await _known(ctx, dag, name)
+    """No try begins once this is answered; those that are under way end."""
+    delivery_id = await _known(ctx, dag, name)
     await pause_job(ctx, dag, delivery_job(name), actor)
+    # Reports that haven't seen the pause hold this lock until they are committed.
+    await ctx.db.run(lambda tx: deliveries.lock(tx, delivery_id), lock=DeployLock.NONE)
     return await _causes(ctx, dag, name)
 
 
