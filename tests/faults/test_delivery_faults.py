@@ -21,6 +21,7 @@ from tests.support.proxies import CuttingProxy
 from tracelake.contracts.deliveries import (
     DeliveryLoad,
     DeliveryLoaded,
+    DeliveryMessage,
     DeliveryPlan,
     DeliveryReport,
     DeliveryReported,
@@ -29,9 +30,10 @@ from tracelake.contracts.deliveries import (
     PlannedRow,
 )
 from tracelake.contracts.dispatcher_api import ClaimRequest
-from tracelake.delivery.addresses import Allowance
-from tracelake.delivery.delivery_task import Patience
+from tracelake.delivery.addresses import Allowance, SystemNames
+from tracelake.delivery.delivery_task import DeliveryTask, Patience
 from tracelake.delivery.rows import RowPlanner
+from tracelake.delivery.targets import Receiver as Target
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
@@ -841,6 +843,35 @@ async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: Deli
     async with scene.delivering():
         await scene.until_recorded(sent=3)
     assert {each.tries for each in scene.show().messages} == {1}
+
+
+async def test_while_an_address_is_looked_at_again_the_process_waits(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, asked = 0, 0
+    take = DeliveryTask._take
+
+    def counted(task: DeliveryTask, target: Target) -> list[DeliveryMessage]:
+        nonlocal looks
+        looks += 1
+        return take(task, target)
+
+    async def slow(_names: SystemNames, _host: str, _port: int) -> list[str]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.5)
+        return ["10.0.0.1"]
+
+    monkeypatch.setattr(DeliveryTask, "_take", counted)
+    monkeypatch.setattr(SystemNames, "__call__", slow)
+    scene.deploy(scene.delivery())
+    secrets = {"TRACELAKE_SECRET_HOOK": "https://inside.example/"}
+    async with scene.delivering(secrets=secrets, allowance=Allowance()):
+        await published(scene, "looked-1", "looked-2", "looked-3")
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        before = asked
+        await scene.until("more looks", lambda: asked >= before + 3)
+    assert looks < 1000
 
 
 async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_same_key(

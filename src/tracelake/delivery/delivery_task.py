@@ -326,14 +326,18 @@ class DeliveryTask(PlatformTask):
         now = self._loop.time()
         if self._finishing or self._paused or now < self._hold_until:
             return []
-        free = min(self._parts.in_flight - self._outgoing.under_way, MAX_OUTCOMES)
-        if self._blocked is not None:
-            # One is enough to see whether the address can be used by now.
-            free = min(free, 1 - self._outgoing.under_way)
+        free = min(self._free, MAX_OUTCOMES)
         due = self._outgoing.next_due()
         if free <= 0 or due is None or due > now or not self._is_configured(target):
             return []
         return self._outgoing.take(free, now)
+
+    @property
+    def _free(self) -> int:
+        """Tries that may begin beside those under way."""
+        # One is enough to see whether an address can be used by now.
+        most = self._parts.in_flight if self._blocked is None else 1
+        return most - self._outgoing.under_way
 
     def _is_configured(self, target: Receiver) -> bool:
         try:
@@ -350,7 +354,7 @@ class DeliveryTask(PlatformTask):
 
     def _pause(self) -> float:
         """Until the next message is due; free slots, signals and resumes stir it before."""
-        if self._finishing or self._paused or self._outgoing.under_way >= self._parts.in_flight:
+        if self._finishing or self._paused or self._free <= 0:
             return _LONG
         due = self._outgoing.next_due()
         if due is None:
