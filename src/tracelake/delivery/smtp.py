@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint, read_url
-from tracelake.delivery.http_post import NotSent, TryUnanswered
+from tracelake.delivery.connect import NotSent, connect, tls_failed
+from tracelake.delivery.http_post import TryUnanswered
 from tracelake.delivery.shown_words import shown_words
 from tracelake.settings import Secret
 
@@ -63,15 +64,15 @@ class Mailer:
         """Raises ``Blocked``, ``NotSent``, ``MailRefused`` or ``TryUnanswered``."""
         session = _Session(server, self._tls)
         try:
-            async with asyncio.timeout(seconds):
-                await session.open(self._addresses)
+            async with asyncio.timeout(seconds) as limit:
+                await session.open(self._addresses, limit.when())
                 await session.greet()
                 await session.log_in()
                 await session.submit(sender, recipients, mail)
         except TimeoutError:
             raise session.lost(f"no answer within {seconds:g} s") from None
         except ssl.SSLError as error:
-            raise session.lost(_tls_failed(error)) from None
+            raise session.lost(tls_failed(error)) from None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise session.lost(f"the connection failed: {type(error).__name__}") from None
         finally:
@@ -95,26 +96,20 @@ class _Session:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def open(self, addresses: ReceiverAddresses) -> None:
+    async def open(self, addresses: ReceiverAddresses, deadline: float | None) -> None:
         endpoint = self._server.endpoint
-        why = "the host has no address"
-        for address in await addresses.of(endpoint):
-            try:
-                self._reader, self._writer = await asyncio.open_connection(
-                    address,
-                    endpoint.port,
-                    limit=MAX_LINE,
-                    ssl=self._tls if endpoint.is_tls else None,
-                    server_hostname=endpoint.host if endpoint.is_tls else None,
-                )
-            except ssl.SSLError as error:
-                why = _tls_failed(error)
-            except OSError as error:
-                why = f"can't connect: {error.strerror or type(error).__name__}"
-            else:
-                self._allows_plain = addresses.allowance.covers(endpoint.host, endpoint.port)
-                return
-        raise NotSent(why)
+
+        async def opened(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(
+                address,
+                endpoint.port,
+                limit=MAX_LINE,
+                ssl=self._tls if endpoint.is_tls else None,
+                server_hostname=endpoint.host if endpoint.is_tls else None,
+            )
+
+        self._reader, self._writer = await connect(addresses, endpoint, deadline, opened)
+        self._allows_plain = addresses.allowance.covers(endpoint.host, endpoint.port)
 
     async def greet(self) -> None:
         await self._expect(220)
@@ -190,7 +185,3 @@ class _Session:
                     raise MailRefused(int(code), shown_words(text, *login))
                 return lines
         raise ValueError("the answer has too many lines")
-
-
-def _tls_failed(error: ssl.SSLError) -> str:
-    return f"TLS failed: {error.reason or type(error).__name__}"

@@ -18,7 +18,8 @@ import msgspec
 
 from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, DeliveryMessage, TryVerdict
 from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
-from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer, TryUnanswered
 from tracelake.delivery.mail_text import mail_bytes
 from tracelake.delivery.shown_words import one_line, shown_words
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer

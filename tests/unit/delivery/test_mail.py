@@ -16,7 +16,8 @@ from tests.support.certificates import Authority
 from tests.support.mail_server import MailServerOfTest
 from tracelake.contracts.deliveries import DeliveryConfig, DeliveryMessage, MessageKind
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint
-from tracelake.delivery.http_post import HttpPoster, NotSent
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster
 from tracelake.delivery.smtp import Mailer, MailServer
 from tracelake.delivery.targets import EmailReceiver, NotConfigured, TargetParts, TryResult
 from tracelake.domain.buffers import BufferSchema

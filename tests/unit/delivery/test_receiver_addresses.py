@@ -17,7 +17,8 @@ from tracelake.delivery.addresses import (
     judge,
     read_url,
 )
-from tracelake.delivery.http_post import HttpPoster, NotSent
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster
 from tracelake.domain.errors import Invalid
 
 NONE = Allowance()
