@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NoReturn
 from uuid import UUID, uuid4
 
@@ -842,6 +843,48 @@ async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: Deli
     assert scene.receiver.received == []
     async with scene.delivering():
         await scene.until_recorded(sent=3)
+    assert {each.tries for each in scene.show().messages} == {1}
+
+
+def _damaged(file: Path) -> None:
+    file.write_text("no sign")
+
+
+def _exposed(file: Path) -> None:
+    file.chmod(0o644)
+
+
+@pytest.mark.parametrize("spoil", [_damaged, _exposed, Path.unlink], ids=["damaged", "exposed", "absent"])
+async def test_while_the_secrets_cannot_be_read_nothing_is_tried_and_nothing_is_cut_off(
+    scene: DeliveryScene, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    scene.deploy(scene.delivery())
+    released = asyncio.Event()
+
+    async def late() -> Reply:
+        await released.wait()
+        return 200, {}, b""
+
+    def usable(file: Path) -> None:
+        file.write_text("beside=other")
+        file.chmod(0o600)
+
+    file = tmp_path / "secrets"
+    usable(file)
+    before, meanwhile = (f"{name} {uuid4().hex}" for name in ("before", "meanwhile"))
+    scene.receiver.answer = lambda _: late()
+    async with scene.delivering(secrets_file=file):
+        await published(scene, before)
+        await scene.until_received(1)
+        spoil(file)
+        await published(scene, meanwhile)
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        assert "the secrets of the delivery process can't be read" in (scene.show().last_error or "")
+        released.set()
+        await scene.until_recorded(sent=1, waiting=1)
+        usable(file)
+        await scene.until_recorded(sent=2, waiting=0)
+    assert [note for _, note in scene.receiver.notes()] == [before, meanwhile]
     assert {each.tries for each in scene.show().messages} == {1}
 
 

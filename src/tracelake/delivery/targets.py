@@ -25,6 +25,7 @@ from tracelake.delivery.shown_words import one_line, shown_words
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
 from tracelake.domain import standard_webhooks
 from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
+from tracelake.domain.errors import TracelakeError
 from tracelake.domain.template import describe, read_marked
 from tracelake.settings import Secret
 from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
@@ -297,6 +298,9 @@ def _secret(parts: TargetParts, name: str) -> Secret:
             f"the delivery process has no secret {name}: set TRACELAKE_SECRET_{name.upper()} for it, or add it to "
             "TRACELAKE_SECRETS_FILE"
         ) from None
+    except TracelakeError as error:
+        # The file is being written, mostly. What is under way goes on, and what waits isn't tried.
+        raise NotConfigured(f"the secrets of the delivery process can't be read: {error.message}") from None
 
 
 def _cut(text: str) -> str:
