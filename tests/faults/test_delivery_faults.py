@@ -659,6 +659,22 @@ async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_d
     assert [json.loads(row["subject"]) for row in audited] == [subject]
 
 
+async def test_a_cause_that_is_gone_is_not_shown_beside_an_old_dead_letter(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("old letter")
+    async with scene.delivering():
+        await published(scene, "old letter")
+        await scene.until_recorded(dead=1)
+        await published(scene, "good one")
+        await scene.until_recorded(sent=1)
+    async with scene.delivering(secrets={"TRACELAKE_SECRET_HOOK": ""}):
+        await scene.until("the cause", lambda: scene.show().status == "failing")
+    async with scene.delivering():
+        await scene.until("it is cured", lambda: scene.show().status == "sending")
+        assert scene.show().failing_since is None
+    assert scene.show().dead == 1
+
+
 async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (410, {}, b"")

@@ -253,11 +253,12 @@ FROM unnest($1::uuid[], $2::text[]) AS f(job_id, error)
 WHERE d.job_id = f.job_id AND d.active
 
 -- name: note_ready
--- Nothing stands in the way of a delivery any more: it fails only while there are messages whose tries failed.
+-- Nothing stands in the way of a delivery any more: it fails only while messages wait whose tries failed.
+-- Dead letters are shown by themselves.
 UPDATE delivery d SET failing_since = NULL
 WHERE d.delivery_id = $1
   AND NOT EXISTS (SELECT FROM delivery_message m
-                  WHERE m.delivery_id = d.delivery_id AND m.state IN ('waiting', 'dead') AND m.tries > 0)
+                  WHERE m.delivery_id = d.delivery_id AND m.state = 'waiting' AND m.tries > 0)
 
 -- name: finality
 -- The last final block of the chains behind each producer of a dataset: the lowest of those that its job reads of,
