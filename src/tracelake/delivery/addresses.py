@@ -115,7 +115,7 @@ def read_url(url: str, schemes: Iterable[str], allowance: Allowance) -> tuple[Re
     schemes = tuple(schemes)
     if parts.scheme not in schemes or not parts.hostname:
         raise Blocked(f"the address must begin with {' or '.join(f'{each}://' for each in schemes)}")
-    if parts.scheme == "https" and "@" in parts.netloc:
+    if parts.scheme in ("https", "http") and "@" in parts.netloc:
         raise Blocked("the address holds a user or a password")
     server = parts.netloc.rpartition("@")[2]
     if port == 0 or ("[" in server and not _BRACKETED.match(server)):

@@ -117,6 +117,12 @@ def test_what_follows_the_server_is_never_read_as_one() -> None:
         assert (endpoint.host, endpoint.port) == ("example.org", 443)
 
 
+@pytest.mark.parametrize("user", ["user:pw@", "user@", "@", ":@"])
+def test_a_user_in_an_address_is_refused_also_where_plain_text_is_allowed(user: str) -> None:
+    with pytest.raises(Blocked, match="a user or a password"):
+        read_url(f"http://{user}example.org/", ("https", "http"), Allowance.parse("example.org"))
+
+
 async def test_every_address_of_a_name_is_judged_at_each_connection() -> None:
     answers = [["1.1.1.1"], ["127.0.0.1"], ["1.1.1.1", "10.0.0.1"]]
 
