@@ -35,12 +35,14 @@ from tracelake.delivery.addresses import Allowance, SystemNames
 from tracelake.delivery.delivery_task import DeliveryTask, Patience
 from tracelake.delivery.rows import RowPlanner
 from tracelake.delivery.targets import Receiver as Target
+from tracelake.dispatcher.steps.deliveries import KEEP_DAYS
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
 from tracelake.embedded.postgres import Cluster
 from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.postgres import sqlfiles
+from tracelake.store.deliveries import SQL as DELIVERIES
 
 METRICS = sqlfiles.load("tracelake.store.sql", "metrics.sql")
 SLOW = Patience(backoff=Backoff(3600, 3600), look_seconds=0.2, refresh_seconds=0.1)
@@ -657,6 +659,25 @@ async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_d
     audited = await _fetch(scene, "SELECT action, subject FROM audit WHERE action = 'drop delivery messages'")
     subject = {"delivery": f"alerting/{scene.name}", "messages": 1}
     assert [json.loads(row["subject"]) for row in audited] == [subject]
+
+
+async def test_a_dead_letter_is_kept_until_a_person_decides(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("kept letter")
+    async with scene.delivering():
+        await published(scene, "kept letter")
+        await scene.until_recorded(dead=1)
+        await published(scene, "sent and forgotten")
+        await scene.until_recorded(sent=1)
+    dsn = scene.buffers.site.databases.state_dsn
+    await _execute(dsn, "UPDATE delivery_message SET finished_at = finished_at - interval '31 days'")
+    # As the Dispatcher does now and then.
+    await _execute(dsn, DELIVERIES.collect, KEEP_DAYS, 1000)
+    assert [each.state for each in scene.show().messages] == ["dead"]
+    scene.receiver.answer = accept
+    async with scene.delivering():
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=2, dead=0)
 
 
 async def test_a_cause_that_is_gone_is_not_shown_beside_an_old_dead_letter(scene: DeliveryScene) -> None:

@@ -59,7 +59,8 @@ from tracelake.store.deliveries import LockedDelivery, delivery_job
 from tracelake.store.jobs import JobDefinition, PauseCause
 
 KEEP_DAYS = 30
-"""How long a message that has ended is kept; a row whose message is gone can't be retracted any more."""
+"""How long a message that has ended is kept; a row whose message is gone can't be retracted any more. Dead letters
+are kept until they are replayed or dropped."""
 COLLECT_BATCH = 1000
 # Short times: while no process sends, people wait.
 _SETTINGS = JobSettings(heartbeat_timeout_seconds=30, retry_base_seconds=1, retry_max_seconds=60)

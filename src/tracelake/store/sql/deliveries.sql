@@ -372,9 +372,10 @@ ORDER BY message_id LIMIT $3
 SELECT delivery_id FROM delivery WHERE delivery_id = $1 FOR NO KEY UPDATE
 
 -- name: collect
--- Messages that ended long ago, a portion at a time. Those of removed deliveries too; their counts stay.
+-- Messages that ended long ago, a portion at a time. Those of removed deliveries too; their counts stay. Dead letters
+-- haven't ended: they wait for a person.
 DELETE FROM delivery_message WHERE message_id IN (
     SELECT message_id FROM delivery_message
-    WHERE finished_at < tl_now() - make_interval(days => $1)
+    WHERE finished_at < tl_now() - make_interval(days => $1) AND state <> 'dead'
     ORDER BY finished_at LIMIT $2)
 RETURNING message_id
