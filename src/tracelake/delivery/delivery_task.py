@@ -431,7 +431,7 @@ class DeliveryTask(PlatformTask):
         else:
             self._outgoing.again(message.message_id, now + delay)
             self._counts["failed"] += 1
-        if verdict != "sent":
+        if verdict != "sent" or result.error is not None:
             self.held.log.warning(
                 "delivery_try", message_id=message.message_id, tries=tries, result=verdict, error=result.error
             )

@@ -25,6 +25,7 @@ MAX_LINE = 2048
 MAX_LINES = 100
 _HELLO = "tracelake"
 _REFUSALS = 400
+_CLOSING = 421
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -60,15 +61,16 @@ class Mailer:
 
     async def send(
         self, server: MailServer, sender: str, recipients: Sequence[str], mail: bytes, seconds: float
-    ) -> None:
-        """Raises ``Blocked``, ``NotSent``, ``MailRefused`` or ``TryUnanswered``."""
+    ) -> dict[str, MailRefused]:
+        """The recipients that were refused; the others have the mail. Raises ``Blocked``, ``NotSent``,
+        ``MailRefused`` or ``TryUnanswered``: then no one has it, but for the last."""
         session = _Session(server, self._tls)
         try:
             async with asyncio.timeout(seconds) as limit:
                 await session.open(self._addresses, limit.when())
                 await session.greet()
                 await session.log_in()
-                await session.submit(sender, recipients, mail)
+                return await session.submit(sender, recipients, mail)
         except TimeoutError:
             raise session.lost(f"no answer within {seconds:g} s") from None
         except ssl.SSLError as error:
@@ -142,10 +144,18 @@ class _Session:
                 # Some servers repeat the command that they refuse.
                 raise MailRefused(error.code, "it refuses the login") from None
 
-    async def submit(self, sender: str, recipients: Sequence[str], mail: bytes) -> None:
+    async def submit(self, sender: str, recipients: Sequence[str], mail: bytes) -> dict[str, MailRefused]:
         await self._ask(f"MAIL FROM:<{sender}>", 250)
+        refused: dict[str, MailRefused] = {}
         for recipient in recipients:
-            await self._ask(f"RCPT TO:<{recipient}>", 250, 251)
+            try:
+                await self._ask(f"RCPT TO:<{recipient}>", 250, 251)
+            except MailRefused as error:
+                if error.code == _CLOSING:
+                    raise
+                refused[recipient] = error
+        if refused.keys() >= set(recipients):
+            return refused
         await self._ask("DATA", 354)
         assert self._writer is not None
         # A line that is one dot would end the mail early, and some servers take a bare CR or LF for a line's end.
@@ -156,6 +166,7 @@ class _Session:
         await self._expect(250)
         self._submitted = False
         self._writer.write(b"QUIT\r\n")
+        return refused
 
     async def _ask(self, line: str, *wanted: int) -> list[str]:
         assert self._writer is not None

@@ -16,7 +16,13 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, DeliveryMessage, TryVerdict
+from tracelake.contracts.deliveries import (
+    MAX_ERROR_CHARS,
+    MAX_WAITING,
+    DeliveryConfig,
+    DeliveryMessage,
+    TryVerdict,
+)
 from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
 from tracelake.delivery.connect import NotSent
 from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer, TryUnanswered
@@ -39,11 +45,13 @@ _UNAVAILABLE = 503
 _DOUBTFUL = frozenset({302, 303, 408})
 _SERVER_ERRORS = range(500, 600)
 _MAX_SUBJECT = 200
+_FOR_GOOD = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TryResult:
-    """``in_doubt``: the receiver may have it all the same. ``hold_seconds``: it wants nothing before then."""
+    """``in_doubt``: the receiver may have it all the same. ``error`` of one that was sent: who didn't get it.
+    ``hold_seconds``: it wants nothing before then."""
 
     result: TryVerdict
     in_doubt: bool = False
@@ -165,19 +173,26 @@ class SlackReceiver:
 
 
 class EmailReceiver:
+    """A recipient that is refused keeps the mail from no other. One that is refused for good is named in the try's
+    error; one that is refused for now is tried again alone, by this process."""
+
     def __init__(self, config: DeliveryConfig, target: EmailTarget, parts: TargetParts) -> None:
         self._config = config
         self._target = target
         self._parts = parts
+        self._settled: dict[int, dict[str, str | None]] = {}
+        """Of mails that some have: the recipients that aren't tried again, with a refusal or None."""
 
     def check(self) -> None:
         self._server()
 
     async def send(self, message: DeliveryMessage) -> TryResult:
         mail = self._mail(message)
+        settled = self._settled.get(message.message_id, {})
+        asked = [each for each in self._target.recipients if each not in settled]
         try:
-            await self._parts.mailer.send(
-                self._server(), self._target.sender, self._target.recipients, mail, self._parts.seconds
+            refused = await self._parts.mailer.send(
+                self._server(), self._target.sender, asked, mail, self._parts.seconds
             )
         except MailRefused as error:
             return TryResult("failed", status=error.code, error=_cut(str(error)))
@@ -187,7 +202,31 @@ class EmailReceiver:
             return TryResult("failed", error=_cut(str(error)))
         except TryUnanswered as error:
             return TryResult("failed", in_doubt=True, error=_cut(str(error)))
-        return TryResult("sent", status=250)
+        answers = {each: refused.get(each) for each in asked}
+        return self._settle(message.message_id, settled, answers)
+
+    def _settle(
+        self, message_id: int, settled: dict[str, str | None], answers: Mapping[str, MailRefused | None]
+    ) -> TryResult:
+        refused = [error for error in answers.values() if error is not None]
+        if not settled and len(refused) == len(answers):
+            return TryResult("failed", status=refused[0].code, error=_cut(str(refused[0])))
+        later = {
+            each: error for each, error in answers.items() if error is not None and error.code < _FOR_GOOD
+        }
+        for each, error in answers.items():
+            if each not in later:
+                settled[each] = None if error is None else f"{each}: {error}"
+        if not later:
+            self._settled.pop(message_id, None)
+            words = "; ".join(error for error in settled.values() if error is not None)
+            return TryResult("sent", status=250, error=_cut(words) or None)
+        if len(self._settled) >= MAX_WAITING:
+            # Given up, mostly: all its recipients would get it with a replay.
+            del self._settled[next(iter(self._settled))]
+        self._settled[message_id] = settled
+        words = "; ".join(f"{each}: {error}" for each, error in later.items())
+        return TryResult("failed", in_doubt=True, status=next(iter(later.values())).code, error=_cut(words))
 
     def _server(self) -> MailServer:
         name = self._target.smtp_secret
