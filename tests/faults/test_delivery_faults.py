@@ -6,8 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NoReturn
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
@@ -20,20 +21,28 @@ from tests.support.mail_server import MailServerOfTest
 from tests.support.proxies import CuttingProxy
 from tracelake.contracts.deliveries import (
     DeliveryLoad,
+    DeliveryLoaded,
+    DeliveryMessage,
     DeliveryPlan,
+    DeliveryReport,
+    DeliveryReported,
     FinalityWait,
     MessagesReplayed,
     PlannedRow,
 )
 from tracelake.contracts.dispatcher_api import ClaimRequest
-from tracelake.delivery.addresses import Allowance
-from tracelake.delivery.delivery_task import Patience
+from tracelake.delivery.addresses import Allowance, SystemNames
+from tracelake.delivery.delivery_task import DeliveryTask, Patience
 from tracelake.delivery.rows import RowPlanner
+from tracelake.delivery.targets import Receiver as Target
+from tracelake.dispatcher.steps.deliveries import KEEP_DAYS
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.errors import Conflict, Invalid, NotFound
 from tracelake.domain.standard_webhooks import SignatureVerdict, decode_secret, verify
 from tracelake.embedded.postgres import Cluster
+from tracelake.leases.dispatcher_client import DispatcherClient
 from tracelake.postgres import sqlfiles
+from tracelake.store.deliveries import SQL as DELIVERIES
 
 METRICS = sqlfiles.load("tracelake.store.sql", "metrics.sql")
 SLOW = Patience(backoff=Backoff(3600, 3600), look_seconds=0.2, refresh_seconds=0.1)
@@ -114,6 +123,15 @@ async def published(scene: DeliveryScene, *keys: str, **more: object) -> None:
     await scene.buffers.until_has(*keys)
 
 
+async def claimed(scene: DeliveryScene) -> tuple[DispatcherClient, tuple[UUID, int, UUID]]:
+    """The delivery's task, held by this test: what a process would call, and its fence."""
+    client = scene.buffers.client()
+    [task] = scene.buffers.site.client.tasks(dag="alerting", job=f"{scene.name}.delivery").tasks
+    [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])
+    assert lease.lease_token is not None
+    return client, (lease.task_id, lease.attempt, lease.lease_token)
+
+
 async def test_rows_that_python_cannot_hold_stop_nothing_behind_them(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery(template="{{payload.n}}"))
     async with scene.delivering():
@@ -148,6 +166,55 @@ async def test_a_delivery_whose_attempts_fail_shows_why_until_one_does_not(
         assert scene.show().failing_since is None
 
 
+async def test_a_replay_whose_answer_is_lost_is_sent_all_the_same(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("lost-answer")
+    real = DispatcherClient.load_delivery
+    lost: list[int] = []
+
+    async def load(client: DispatcherClient, request: DeliveryLoad) -> DeliveryLoaded:
+        found = await real(client, request)
+        if found.messages and not request.begin and not lost:
+            lost.extend(each.message_id for each in found.messages)
+            # What the client does about it: the very same request again.
+            found = await real(client, request)
+        return found
+
+    monkeypatch.setattr(DispatcherClient, "load_delivery", load)
+    async with scene.delivering():
+        await published(scene, "lost-answer")
+        await scene.until_recorded(dead=1, waiting=0)
+        scene.receiver.answer = accept
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=1, waiting=0)
+    assert lost == [each.message_id for each in scene.show().messages]
+
+
+async def test_a_load_brings_what_the_process_does_not_hold_however_often_it_is_repeated(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    client, fence = await claimed(scene)
+    at = (await client.load_delivery(DeliveryLoad(*fence, begin=True, holds=[]))).position
+    rows = [PlannedRow(f"rec_{each}", 1, 1, f"rec_{each}", "{}", datetime.now(UTC)) for each in range(4)]
+    planned = await client.plan_delivery(DeliveryPlan(*fence, at, at + 4, rows))
+    first, second, third, fourth = (each.message_id for each in planned.messages)
+    await client.report_delivery(DeliveryReport(*fence, starting=[fourth]))
+
+    async def loaded(limit: int, **more: list[int]) -> list[int]:
+        found = await client.load_delivery(DeliveryLoad(*fence, limit=limit, **more))
+        return [each.message_id for each in found.messages]
+
+    # One of which a try is under way is the process's, whether it still names it or not.
+    assert [await loaded(2, holds=[first]) for _ in range(2)] == [[second, third]] * 2
+    assert await loaded(1, holds=[first, third]) == [second]
+    assert await loaded(5, holds=[first, second, third]) == []
+    # As a process of the version before asks.
+    assert await loaded(5) == []
+
+
 async def test_a_row_that_is_retracted_after_it_was_sent_is_retracted_there(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery())
     async with scene.delivering():
@@ -180,18 +247,44 @@ async def test_a_row_that_is_retracted_before_it_was_sent_is_never_sent(scene: D
     assert {each.state for each in scene.show().messages} == {"dropped", "sent"}
 
 
-async def test_a_row_whose_try_failed_at_the_server_is_retracted_there(scene: DeliveryScene) -> None:
+async def test_a_row_whose_try_failed_at_the_server_is_retracted_there_and_not_tried_again(
+    scene: DeliveryScene,
+) -> None:
     scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (500, {}, b"after its work was done")
     async with scene.delivering(patience=SLOW):
         await published(scene, "failed-1")
         await scene.until("its failure", lambda: scene.show().failing_since is not None)
+        scene.receiver.answer = accept
         await scene.retract("failed-1")
-        await scene.until("the retraction", lambda: len(scene.show().messages) == 2)
-    assert [(each.kind, each.state) for each in scene.show().messages] == [
-        ("retracted", "waiting"),
-        ("row", "waiting"),
-    ]
+        # It needn't wait for the row's next try.
+        await scene.until_recorded(retracted=1, waiting=0)
+    retracted, row = scene.show().messages
+    assert (retracted.kind, retracted.state, row.state) == ("retracted", "sent", "dropped")
+    assert "one may have arrived" in (row.error or "")
+    assert scene.receiver.notes() == [("row", "failed-1"), ("retracted", "failed-1")]
+
+
+async def test_a_row_that_is_retracted_during_a_try_that_fails_is_not_tried_again(
+    scene: DeliveryScene,
+) -> None:
+    scene.deploy(scene.delivery())
+    held = asyncio.Event()
+
+    async def late() -> Reply:
+        await held.wait()
+        return 503, {}, b""
+
+    scene.receiver.answer = lambda _: late()
+    async with scene.delivering():
+        await published(scene, "during")
+        await scene.until_received(1)
+        await scene.retract("during")
+        await scene.until_recorded(waiting=2)
+        scene.receiver.answer = accept
+        held.set()
+        await scene.until_recorded(retracted=1, waiting=0)
+    assert scene.receiver.notes() == [("row", "during"), ("retracted", "during")]
 
 
 async def test_a_dead_letter_whose_row_was_retracted_since_is_not_replayed(scene: DeliveryScene) -> None:
@@ -408,12 +501,7 @@ async def test_a_chain_that_stands_still_holds_back_its_own_rows_alone_also_over
 
 async def test_rows_of_a_producer_that_waited_become_messages_once(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery(when="finalized"))
-    client = scene.buffers.client()
-    job = f"{scene.name}.delivery"
-    [task] = scene.buffers.site.client.tasks(dag="alerting", job=job).tasks
-    [lease] = await client.claim([ClaimRequest(task.task_id, "tester", uuid4().hex)])
-    assert lease.lease_token is not None
-    fence = (lease.task_id, lease.attempt, lease.lease_token)
+    client, fence = await claimed(scene)
     at = (await client.load_delivery(DeliveryLoad(*fence, begin=True))).position
     waits = [FinalityWait("alerting/work", at + 1, 9)]
     await client.plan_delivery(DeliveryPlan(*fence, at, at + 5, waited=[], waits=waits))
@@ -480,6 +568,47 @@ async def test_a_channel_and_a_mailbox_get_each_row_and_its_retraction(scene: De
     assert back.mail["Message-ID"] != first.mail["Message-ID"]
 
 
+@pytest.mark.parametrize("template", ["<https://ops.example|open> {{note}}", None], ids=["template", "none"])
+async def test_what_waits_is_written_for_the_receiver_that_gets_it(
+    scene: DeliveryScene, template: str | None
+) -> None:
+    slack = {"slack": {"url_secret": "HOOK"}}
+    more = {} if template is None else {"template": template}
+    scene.deploy(scene.delivery(**more))
+    note = f"<!channel> & {uuid4().hex}"
+    publisher = await scene.buffers.publisher()
+    async with scene.delivering():
+        await publisher.publish({"key": note, "note": note})
+        await scene.until_recorded(sent=1)
+    scene.deploy(scene.delivery(to=slack, **more))
+    async with scene.delivering():
+        await scene.retract(note)
+        await scene.until_recorded(retracted=1)
+        await scene.rewrite(note, f"{note} again")
+        await scene.until_recorded(sent=2)
+    scene.deploy(scene.delivery(**more))
+    async with scene.delivering():
+        await scene.retract(note)
+        await scene.until_recorded(retracted=2)
+    row, in_channel, again, back = scene.receiver.bodies()
+    escaped = note.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    if template is not None:
+        own = "<https://ops.example|open>"
+        assert row["text"] == f"{own} {note}"
+        assert in_channel == {"text": f"[retracted] {own} {escaped}"}
+        assert again == {"text": f"{own} {escaped} again"}
+        assert back["text"] == f"[retracted] {own} {note} again"
+    else:
+        assert "text" not in row | back
+        assert in_channel["text"].startswith("[retracted] ")
+        assert again["text"] == in_channel["text"].removeprefix("[retracted] ").replace(
+            f"note={escaped}", f"note={escaped} again"
+        )
+        assert f"note={escaped}, " in in_channel["text"] or in_channel["text"].endswith(f"note={escaped}")
+        assert "None" not in in_channel["text"]
+    assert back["data"]["note"] == f"{note} again"
+
+
 async def test_a_receiver_that_refuses_gets_twelve_tries_with_one_key_then_a_dead_letter(
     scene: DeliveryScene,
 ) -> None:
@@ -532,6 +661,41 @@ async def test_a_dead_letter_that_is_too_large_is_named_by_a_replay_and_can_be_d
     assert [json.loads(row["subject"]) for row in audited] == [subject]
 
 
+async def test_a_dead_letter_is_kept_until_a_person_decides(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("kept letter")
+    async with scene.delivering():
+        await published(scene, "kept letter")
+        await scene.until_recorded(dead=1)
+        await published(scene, "sent and forgotten")
+        await scene.until_recorded(sent=1)
+    dsn = scene.buffers.site.databases.state_dsn
+    await _execute(dsn, "UPDATE delivery_message SET finished_at = finished_at - interval '31 days'")
+    # As the Dispatcher does now and then.
+    await _execute(dsn, DELIVERIES.collect, KEEP_DAYS, 1000)
+    assert [each.state for each in scene.show().messages] == ["dead"]
+    scene.receiver.answer = accept
+    async with scene.delivering():
+        assert replay(scene).replayed == 1
+        await scene.until_recorded(sent=2, dead=0)
+
+
+async def test_a_cause_that_is_gone_is_not_shown_beside_an_old_dead_letter(scene: DeliveryScene) -> None:
+    scene.deploy(scene.delivery())
+    scene.receiver.answer = refuse("old letter")
+    async with scene.delivering():
+        await published(scene, "old letter")
+        await scene.until_recorded(dead=1)
+        await published(scene, "good one")
+        await scene.until_recorded(sent=1)
+    async with scene.delivering(secrets={"TRACELAKE_SECRET_HOOK": ""}):
+        await scene.until("the cause", lambda: scene.show().status == "failing")
+    async with scene.delivering():
+        await scene.until("it is cured", lambda: scene.show().status == "sending")
+        assert scene.show().failing_since is None
+    assert scene.show().dead == 1
+
+
 async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(scene: DeliveryScene) -> None:
     scene.deploy(scene.delivery())
     scene.receiver.answer = lambda _: (410, {}, b"")
@@ -543,6 +707,34 @@ async def test_a_receiver_that_is_gone_pauses_its_delivery_and_loses_nothing(sce
         scene.receiver.answer = accept
         assert scene.buffers.site.client.resume_delivery("alerting", scene.name).paused_by == []
         await scene.until_recorded(sent=2, waiting=0)
+
+
+async def test_once_a_pause_is_answered_nothing_more_is_sent_and_nothing_is_lost(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.deploy(scene.delivery())
+    client = scene.buffers.site.client
+    real = DispatcherClient.report_delivery
+    refused: list[int] = []
+
+    async def report(client: DispatcherClient, request: DeliveryReport) -> DeliveryReported:
+        answer = await real(client, request)
+        if answer.paused:
+            refused.extend(request.starting)
+        return answer
+
+    monkeypatch.setattr(DispatcherClient, "report_delivery", report)
+    async with scene.delivering():
+        await published(scene, "paused-1")
+        await scene.until_recorded(sent=1)
+        # The process learns of it with its next heartbeat, seconds later.
+        assert client.pause_delivery("alerting", scene.name).paused_by == ["person"]
+        await published(scene, "paused-2")
+        await scene.until("a try that may not begin", lambda: len(refused) > 2)
+        assert (scene.show().waiting, scene.receiver.notes()) == (1, [("row", "paused-1")])
+        client.resume_delivery("alerting", scene.name)
+        await scene.until_recorded(sent=2, waiting=0)
+    assert [each.tries for each in scene.show().messages] == [1, 1]
 
 
 @pytest.mark.parametrize(("code", "status"), [(410, "gone"), (500, "failing")])
@@ -689,6 +881,77 @@ async def test_an_inner_address_that_is_not_allowed_is_never_reached(scene: Deli
     async with scene.delivering():
         await scene.until_recorded(sent=3)
     assert {each.tries for each in scene.show().messages} == {1}
+
+
+def _damaged(file: Path) -> None:
+    file.write_text("no sign")
+
+
+def _exposed(file: Path) -> None:
+    file.chmod(0o644)
+
+
+@pytest.mark.parametrize("spoil", [_damaged, _exposed, Path.unlink], ids=["damaged", "exposed", "absent"])
+async def test_while_the_secrets_cannot_be_read_nothing_is_tried_and_nothing_is_cut_off(
+    scene: DeliveryScene, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    scene.deploy(scene.delivery())
+    released = asyncio.Event()
+
+    async def late() -> Reply:
+        await released.wait()
+        return 200, {}, b""
+
+    def usable(file: Path) -> None:
+        file.write_text("beside=other")
+        file.chmod(0o600)
+
+    file = tmp_path / "secrets"
+    usable(file)
+    before, meanwhile = (f"{name} {uuid4().hex}" for name in ("before", "meanwhile"))
+    scene.receiver.answer = lambda _: late()
+    async with scene.delivering(secrets_file=file):
+        await published(scene, before)
+        await scene.until_received(1)
+        spoil(file)
+        await published(scene, meanwhile)
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        assert "the secrets of the delivery process can't be read" in (scene.show().last_error or "")
+        released.set()
+        await scene.until_recorded(sent=1, waiting=1)
+        usable(file)
+        await scene.until_recorded(sent=2, waiting=0)
+    assert [note for _, note in scene.receiver.notes()] == [before, meanwhile]
+    assert {each.tries for each in scene.show().messages} == {1}
+
+
+async def test_while_an_address_is_looked_at_again_the_process_waits(
+    scene: DeliveryScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, asked = 0, 0
+    take = DeliveryTask._take
+
+    def counted(task: DeliveryTask, target: Target) -> list[DeliveryMessage]:
+        nonlocal looks
+        looks += 1
+        return take(task, target)
+
+    async def slow(_names: SystemNames, _host: str, _port: int) -> list[str]:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.5)
+        return ["10.0.0.1"]
+
+    monkeypatch.setattr(DeliveryTask, "_take", counted)
+    monkeypatch.setattr(SystemNames, "__call__", slow)
+    scene.deploy(scene.delivery())
+    secrets = {"TRACELAKE_SECRET_HOOK": "https://inside.example/"}
+    async with scene.delivering(secrets=secrets, allowance=Allowance()):
+        await published(scene, "looked-1", "looked-2", "looked-3")
+        await scene.until("the reason", lambda: scene.show().status == "failing")
+        before = asked
+        await scene.until("more looks", lambda: asked >= before + 3)
+    assert looks < 1000
 
 
 async def test_killed_between_a_try_and_its_record_it_is_sent_again_under_the_same_key(

@@ -35,6 +35,13 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: python -m scripts.reference"
 
 
+def test_every_endpoint_is_described_by_a_whole_sentence() -> None:
+    rows = [line.split(" | ") for line in (DOCS / "http.md").read_text(encoding="utf-8").splitlines()]
+    described = {row[0]: row[1] for row in rows if row[0].startswith(("| `GET ", "| `POST "))}
+    assert len(described) > 50
+    assert {name for name, sentence in described.items() if not sentence.endswith(".")} == set()
+
+
 def test_the_example_has_every_field_and_a_deploy_accepts_it() -> None:
     example: Any = yaml.safe_load(example_text())
     parse_dag(example_text(), INSTALLATION)

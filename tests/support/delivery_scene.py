@@ -220,7 +220,7 @@ class DeliveryScene:
             worker_token=Secret(replica.worker_headers["X-Trace-Worker-Token"]),
             queue_dsn=Secret(self.buffers.site.databases.queue_dsn),
             data_read_dsn=Secret(more.pop("data_read_dsn", self.reading_dsn)),
-            secrets=SecretProvider(environment, None),
+            secrets=SecretProvider(environment, more.pop("secrets_file", None)),
             worker_id=f"tester-{uuid4().hex[:8]}",
             allowance=more.pop("allowance", Allowance.parse("127.0.0.1")),
             patience=more.pop("patience", QUICK),

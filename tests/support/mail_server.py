@@ -38,7 +38,8 @@ class ReceivedMail:
 
 @dataclass(slots=True)
 class MailServerOfTest:
-    """``answers`` replaces what it says to a command: whole lines; an empty text hangs. ``implicit``: TLS from the
+    """``answers`` replaces what it says to a command: whole lines; an empty text hangs;
+    ``RCPT ADDRESS`` is of that recipient. ``implicit``: TLS from the
     first byte, as with smtps; otherwise STARTTLS is offered when there is ``tls``. ``injected`` follows the answer
     to STARTTLS in the same packet."""
 
@@ -108,8 +109,7 @@ class _Conversation:
                     self._sender, self._recipients = _address(rest), []
                     await self._say("MAIL", "250 ok")
                 case "RCPT":
-                    self._recipients.append(_address(rest))
-                    await self._say("RCPT", "250 ok")
+                    await self._take_recipient(_address(rest))
                 case "DATA":
                     await self._say("DATA", "354 go on")
                     if not self._server.answers.get("DATA", "354").startswith("354"):
@@ -121,6 +121,13 @@ class _Conversation:
                     return
                 case _:
                     await self._say(verb, "500 what?")
+
+    async def _take_recipient(self, address: str) -> None:
+        answers = self._server.answers
+        answer = answers.get(f"RCPT {address}", answers.get("RCPT", "250 ok"))
+        if answer.startswith("25"):
+            self._recipients.append(address)
+        await self._say(f"RCPT {address}", answer)
 
     def _offers(self) -> str:
         offers = ["test", "SIZE 1000000"]

@@ -56,7 +56,8 @@ class DeliveryConfig(Struct, frozen=True):
 
 
 class DeliveryMessage(Struct, frozen=True):
-    """One message to send. ``data`` is the row as JSON; ``wait_seconds`` the time until its next try."""
+    """One message to send. ``data`` is the row as JSON; ``text`` what its template made of it, with its
+    values marked, or None without one; ``wait_seconds`` the time until its next try."""
 
     message_id: int
     record_id: str
@@ -84,7 +85,9 @@ Waits = Annotated[list[FinalityWait], Meta(max_length=MAX_PRODUCERS)]
 
 class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """``begin`` once per attempt: what an earlier attempt was sending may have arrived. ``trouble``: why nothing is
-    sent, if the cause is none of a message; ``ready``: there is no such cause."""
+    sent, if the cause is none of a message; ``ready``: there is no such cause. ``holds``: the messages that the
+    process has, so that what it doesn't have is answered again if an answer was lost; a process of the version
+    before doesn't name them, and gets each message once."""
 
     task_id: UUID
     attempt: Attempt
@@ -93,6 +96,7 @@ class DeliveryLoad(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=0, le=MAX_WAITING)] = MAX_WAITING
     trouble: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] | None = None
     ready: bool = False
+    holds: Annotated[list[MessageId], Meta(max_length=MAX_WAITING)] | UnsetType = UNSET
 
 
 class DeliveryLoaded(Struct, frozen=True):
@@ -177,8 +181,12 @@ class DeliveryReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeliveryReported(Struct, frozen=True):
+    """``started`` of the tries may begin; the messages of the others aren't to be sent, unless the delivery is
+    ``paused``: then none begins, and all of them wait."""
+
     started: list[int]
     dropped: list[int]
+    paused: bool = False
 
 
 class WaitingProducer(Struct, frozen=True):

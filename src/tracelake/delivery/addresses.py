@@ -115,7 +115,7 @@ def read_url(url: str, schemes: Iterable[str], allowance: Allowance) -> tuple[Re
     schemes = tuple(schemes)
     if parts.scheme not in schemes or not parts.hostname:
         raise Blocked(f"the address must begin with {' or '.join(f'{each}://' for each in schemes)}")
-    if parts.scheme == "https" and "@" in parts.netloc:
+    if parts.scheme in ("https", "http") and "@" in parts.netloc:
         raise Blocked("the address holds a user or a password")
     server = parts.netloc.rpartition("@")[2]
     if port == 0 or ("[" in server and not _BRACKETED.match(server)):
@@ -180,6 +180,11 @@ class ReceiverAddresses:
     def __init__(self, allowance: Allowance, resolve: Resolve | None = None) -> None:
         self.allowance = allowance
         self._resolve = resolve or SystemNames()
+        self._preferred: dict[ReceiverEndpoint, str] = {}
+
+    def prefer(self, endpoint: ReceiverEndpoint, address: str) -> None:
+        """Others of the host weren't reached: this is the first one next time, if the host still has it."""
+        self._preferred[endpoint] = address
 
     async def of(self, endpoint: ReceiverEndpoint) -> list[str]:
         """Where to connect. ``Blocked`` if any of the host's is refused: one that is mixed with public
@@ -191,7 +196,8 @@ class ReceiverAddresses:
         if not self.allowance.covers(endpoint.host, endpoint.port):
             for address in found:
                 judge(address)
-        return addresses
+        preferred = self._preferred.get(endpoint)
+        return sorted(addresses, key=lambda address: address != preferred)
 
 
 class SystemNames:

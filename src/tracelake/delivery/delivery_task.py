@@ -163,9 +163,11 @@ class DeliveryTask(PlatformTask):
         # Not at once: what ends an attempt mostly does so at its beginning, and is shown until it doesn't.
         trouble = self._trouble or self._blocked
         ready = not begin and trouble is None and self._waits_for is None
-        limit = max(0, MAX_WAITING - len(self._outgoing))
+        limit = max(0, self._room)
+        # What it lacks follows from what it has, also after an answer that was lost.
+        holds = self._outgoing.message_ids() if limit else []
         found = await self._parts.client.load_delivery(
-            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, trouble, ready)
+            DeliveryLoad(held.task_id, held.attempt, held.lease_token, begin, limit, trouble, ready, holds)
         )
         if found.finalized != self._chains.finalized:
             self._rows_came.set()
@@ -324,14 +326,18 @@ class DeliveryTask(PlatformTask):
         now = self._loop.time()
         if self._finishing or self._paused or now < self._hold_until:
             return []
-        free = min(self._parts.in_flight - self._outgoing.under_way, MAX_OUTCOMES)
-        if self._blocked is not None:
-            # One is enough to see whether the address can be used by now.
-            free = min(free, 1 - self._outgoing.under_way)
+        free = min(self._free, MAX_OUTCOMES)
         due = self._outgoing.next_due()
         if free <= 0 or due is None or due > now or not self._is_configured(target):
             return []
         return self._outgoing.take(free, now)
+
+    @property
+    def _free(self) -> int:
+        """Tries that may begin beside those under way."""
+        # One is enough to see whether an address can be used by now.
+        most = self._parts.in_flight if self._blocked is None else 1
+        return most - self._outgoing.under_way
 
     def _is_configured(self, target: Receiver) -> bool:
         try:
@@ -348,7 +354,7 @@ class DeliveryTask(PlatformTask):
 
     def _pause(self) -> float:
         """Until the next message is due; free slots, signals and resumes stir it before."""
-        if self._finishing or self._paused or self._outgoing.under_way >= self._parts.in_flight:
+        if self._finishing or self._paused or self._free <= 0:
             return _LONG
         due = self._outgoing.next_due()
         if due is None:
@@ -372,7 +378,13 @@ class DeliveryTask(PlatformTask):
         # Once for all of them: progress that isn't sent yet is only replaced.
         self._show()
         started = set(answer.started)
+        if answer.paused:
+            # The heartbeat brings the pause, and its end; until then this is asked again now and then.
+            self._hold_until = max(self._hold_until, self._loop.time() + self._patience.refresh_seconds)
         for message in starting:
+            if answer.paused:
+                self._outgoing.again(message.message_id, self._loop.time(), counts=False)
+                continue
             if message.message_id not in started:
                 # Retracted or removed meanwhile.
                 self._outgoing.done(message.message_id)
@@ -419,7 +431,7 @@ class DeliveryTask(PlatformTask):
         else:
             self._outgoing.again(message.message_id, now + delay)
             self._counts["failed"] += 1
-        if verdict != "sent":
+        if verdict != "sent" or result.error is not None:
             self.held.log.warning(
                 "delivery_try", message_id=message.message_id, tries=tries, result=verdict, error=result.error
             )

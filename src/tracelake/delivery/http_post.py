@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 import httptools
 
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint
+from tracelake.delivery.connect import NotSent, connect
 
 MAX_BODY = 4 * 1024
 MAX_HEAD = 16 * 1024
@@ -31,10 +32,6 @@ class ReceiverAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-class NotSent(Exception):
-    """Nothing reached the receiver."""
 
 
 class TryUnanswered(Exception):
@@ -60,7 +57,7 @@ class HttpPoster:
         request = _request(endpoint, path, headers, body)
         began = False
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 kept = self._take(endpoint)
                 if kept is not None:
                     began = True
@@ -69,7 +66,7 @@ class HttpPoster:
                     except _Closed:
                         # It was closed while it was idle, mostly: the same message goes again, under its id.
                         pass
-                connection = await self._connect(endpoint)
+                connection = await self._connect(endpoint, limit.when())
                 began = True
                 return await self._ask(endpoint, connection, request)
         except TimeoutError:
@@ -109,31 +106,21 @@ class HttpPoster:
             connection.abort()
         return None
 
-    async def _connect(self, endpoint: ReceiverEndpoint) -> _Connection:
+    async def _connect(self, endpoint: ReceiverEndpoint, deadline: float | None) -> _Connection:
         loop = asyncio.get_running_loop()
-        why = "the host has no address"
-        for address in await self._resolved(endpoint):
-            try:
-                _, protocol = await loop.create_connection(
-                    lambda: _Connection(self._open),
-                    address,
-                    endpoint.port,
-                    ssl=self._tls if endpoint.is_tls else None,
-                    # The name, not the address: that is what the certificate is about.
-                    server_hostname=endpoint.host if endpoint.is_tls else None,
-                )
-                return protocol
-            except ssl.SSLError as error:
-                why = f"TLS failed: {error.reason or type(error).__name__}"
-            except OSError as error:
-                why = f"can't connect: {error.strerror or type(error).__name__}"
-        raise NotSent(why)
 
-    async def _resolved(self, endpoint: ReceiverEndpoint) -> list[str]:
-        try:
-            return await self._addresses.of(endpoint)
-        except OSError as error:
-            raise NotSent(str(error)) from None
+        async def opened(address: str) -> _Connection:
+            _, protocol = await loop.create_connection(
+                lambda: _Connection(self._open),
+                address,
+                endpoint.port,
+                ssl=self._tls if endpoint.is_tls else None,
+                # The name, not the address: that is what the certificate is about.
+                server_hostname=endpoint.host if endpoint.is_tls else None,
+            )
+            return protocol
+
+        return await connect(self._addresses, endpoint, deadline, opened)
 
 
 def _request(endpoint: ReceiverEndpoint, path: str, headers: Mapping[str, str], body: bytes) -> bytes:

@@ -46,6 +46,9 @@ class Outgoing:
     def under_way(self) -> int:
         return self._under_way
 
+    def message_ids(self) -> list[int]:
+        return list(self._pending)
+
     def add(self, messages: Iterable[DeliveryMessage], now: float) -> None:
         """A message that is known already is left as it is."""
         for message in messages:

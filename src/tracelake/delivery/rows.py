@@ -31,9 +31,9 @@ from tracelake.contracts.deliveries import (
 )
 from tracelake.domain.backoff import Backoff
 from tracelake.domain.buffers import BLOCK_NUMBER
-from tracelake.domain.dag.model import DeliveryTime, SlackTarget, WebhookTarget
+from tracelake.domain.dag.model import DeliveryTime
 from tracelake.domain.errors import Unavailable
-from tracelake.domain.template import TextTemplate, describe, json_scalar, parse_template, shown
+from tracelake.domain.template import TextTemplate, json_scalar, parse_template, shown
 from tracelake.postgres.sessions import KEEPALIVES
 from tracelake.settings import Secret
 
@@ -234,8 +234,6 @@ class RowPlanner:
         self._names = config.schema.names
         self._keys = config.schema.unique
         self._template: TextTemplate | None = parse_template(spec.template) if spec.template else None
-        self._describes = not isinstance(spec.to, WebhookTarget)
-        self._escape = escape_for_slack if isinstance(spec.to, SlackTarget) else str
 
     def add(self, portion: RowPortion, row: StoredRow, chains: ChainBlocks) -> bool:
         """Plan the row, or leave it to wait with those of its producer behind it. False when nothing may go on."""
@@ -302,14 +300,9 @@ class RowPlanner:
             order,
             encoded.decode(),
             row["written_at"],
-            self._text(values),
+            self._template.render(values) if self._template is not None else None,
             beyond,
         )
-
-    def _text(self, values: StoredRow) -> str | None:
-        if self._template is not None:
-            return self._template.render(values, self._escape).replace("\0", "")
-        return describe(values, self._config.spec.dataset, self._escape) if self._describes else None
 
     def _record_id(self, values: StoredRow) -> str:
         """The same for every revision of a record, and different in every delivery."""
@@ -335,11 +328,6 @@ def _beyond(row: StoredRow, block: int, chains: ChainBlocks) -> str | None:
     if head is None or block <= max(head, row["scope_end"] or 0) + MAX_AHEAD:
         return None
     return f"its block {block} is far above {head}, the head of the chain behind {row['producer']}"
-
-
-def escape_for_slack(text: str) -> str:
-    """As Slack asks for: without these three, text can't become a link or call people."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class _Compared(Mapping[str, Any]):

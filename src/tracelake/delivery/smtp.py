@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint, read_url
-from tracelake.delivery.http_post import NotSent, TryUnanswered
+from tracelake.delivery.connect import NotSent, connect, tls_failed
+from tracelake.delivery.http_post import TryUnanswered
 from tracelake.delivery.shown_words import shown_words
 from tracelake.settings import Secret
 
@@ -24,6 +25,7 @@ MAX_LINE = 2048
 MAX_LINES = 100
 _HELLO = "tracelake"
 _REFUSALS = 400
+_CLOSING = 421
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -59,19 +61,20 @@ class Mailer:
 
     async def send(
         self, server: MailServer, sender: str, recipients: Sequence[str], mail: bytes, seconds: float
-    ) -> None:
-        """Raises ``Blocked``, ``NotSent``, ``MailRefused`` or ``TryUnanswered``."""
+    ) -> dict[str, MailRefused]:
+        """The recipients that were refused; the others have the mail. Raises ``Blocked``, ``NotSent``,
+        ``MailRefused`` or ``TryUnanswered``: then no one has it, but for the last."""
         session = _Session(server, self._tls)
         try:
-            async with asyncio.timeout(seconds):
-                await session.open(self._addresses)
+            async with asyncio.timeout(seconds) as limit:
+                await session.open(self._addresses, limit.when())
                 await session.greet()
                 await session.log_in()
-                await session.submit(sender, recipients, mail)
+                return await session.submit(sender, recipients, mail)
         except TimeoutError:
             raise session.lost(f"no answer within {seconds:g} s") from None
         except ssl.SSLError as error:
-            raise session.lost(_tls_failed(error)) from None
+            raise session.lost(tls_failed(error)) from None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise session.lost(f"the connection failed: {type(error).__name__}") from None
         finally:
@@ -95,26 +98,20 @@ class _Session:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def open(self, addresses: ReceiverAddresses) -> None:
+    async def open(self, addresses: ReceiverAddresses, deadline: float | None) -> None:
         endpoint = self._server.endpoint
-        why = "the host has no address"
-        for address in await addresses.of(endpoint):
-            try:
-                self._reader, self._writer = await asyncio.open_connection(
-                    address,
-                    endpoint.port,
-                    limit=MAX_LINE,
-                    ssl=self._tls if endpoint.is_tls else None,
-                    server_hostname=endpoint.host if endpoint.is_tls else None,
-                )
-            except ssl.SSLError as error:
-                why = _tls_failed(error)
-            except OSError as error:
-                why = f"can't connect: {error.strerror or type(error).__name__}"
-            else:
-                self._allows_plain = addresses.allowance.covers(endpoint.host, endpoint.port)
-                return
-        raise NotSent(why)
+
+        async def opened(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(
+                address,
+                endpoint.port,
+                limit=MAX_LINE,
+                ssl=self._tls if endpoint.is_tls else None,
+                server_hostname=endpoint.host if endpoint.is_tls else None,
+            )
+
+        self._reader, self._writer = await connect(addresses, endpoint, deadline, opened)
+        self._allows_plain = addresses.allowance.covers(endpoint.host, endpoint.port)
 
     async def greet(self) -> None:
         await self._expect(220)
@@ -147,10 +144,18 @@ class _Session:
                 # Some servers repeat the command that they refuse.
                 raise MailRefused(error.code, "it refuses the login") from None
 
-    async def submit(self, sender: str, recipients: Sequence[str], mail: bytes) -> None:
+    async def submit(self, sender: str, recipients: Sequence[str], mail: bytes) -> dict[str, MailRefused]:
         await self._ask(f"MAIL FROM:<{sender}>", 250)
+        refused: dict[str, MailRefused] = {}
         for recipient in recipients:
-            await self._ask(f"RCPT TO:<{recipient}>", 250, 251)
+            try:
+                await self._ask(f"RCPT TO:<{recipient}>", 250, 251)
+            except MailRefused as error:
+                if error.code == _CLOSING:
+                    raise
+                refused[recipient] = error
+        if refused.keys() >= set(recipients):
+            return refused
         await self._ask("DATA", 354)
         assert self._writer is not None
         # A line that is one dot would end the mail early, and some servers take a bare CR or LF for a line's end.
@@ -161,6 +166,7 @@ class _Session:
         await self._expect(250)
         self._submitted = False
         self._writer.write(b"QUIT\r\n")
+        return refused
 
     async def _ask(self, line: str, *wanted: int) -> list[str]:
         assert self._writer is not None
@@ -190,7 +196,3 @@ class _Session:
                     raise MailRefused(int(code), shown_words(text, *login))
                 return lines
         raise ValueError("the answer has too many lines")
-
-
-def _tls_failed(error: ssl.SSLError) -> str:
-    return f"TLS failed: {error.reason or type(error).__name__}"

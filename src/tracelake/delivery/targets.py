@@ -8,7 +8,7 @@ each try, so a rotated one needs no restart; they are in no error and no log.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -16,14 +16,23 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from tracelake.contracts.deliveries import MAX_ERROR_CHARS, DeliveryConfig, DeliveryMessage, TryVerdict
+from tracelake.contracts.deliveries import (
+    MAX_ERROR_CHARS,
+    MAX_WAITING,
+    DeliveryConfig,
+    DeliveryMessage,
+    TryVerdict,
+)
 from tracelake.delivery.addresses import Blocked, ReceiverEndpoint, read_url
-from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer, TryUnanswered
 from tracelake.delivery.mail_text import mail_bytes
 from tracelake.delivery.shown_words import one_line, shown_words
 from tracelake.delivery.smtp import Mailer, MailRefused, MailServer
 from tracelake.domain import standard_webhooks
 from tracelake.domain.dag.model import EmailTarget, SlackTarget, WebhookTarget
+from tracelake.domain.errors import TracelakeError
+from tracelake.domain.template import describe, read_marked
 from tracelake.settings import Secret
 from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
 
@@ -36,11 +45,13 @@ _UNAVAILABLE = 503
 _DOUBTFUL = frozenset({302, 303, 408})
 _SERVER_ERRORS = range(500, 600)
 _MAX_SUBJECT = 200
+_FOR_GOOD = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TryResult:
-    """``in_doubt``: the receiver may have it all the same. ``hold_seconds``: it wants nothing before then."""
+    """``in_doubt``: the receiver may have it all the same. ``error`` of one that was sent: who didn't get it.
+    ``hold_seconds``: it wants nothing before then."""
 
     result: TryVerdict
     in_doubt: bool = False
@@ -91,12 +102,24 @@ def webhook_body(config: DeliveryConfig, message: DeliveryMessage) -> bytes:
         "data": msgspec.Raw(message.data.encode()),
     }
     if message.text is not None:
-        body["text"] = shown_text(message)
+        body["text"] = shown_text(message, config.spec.dataset)
     return msgspec.json.encode(body)
 
 
-def shown_text(message: DeliveryMessage) -> str:
-    return f"[retracted] {message.text}" if message.kind == "retracted" else message.text or ""
+def shown_text(message: DeliveryMessage, dataset: str, escape: Callable[[str], str] = str) -> str:
+    """The text that people read. It is escaped here and not before: what waits may get another receiver, and a
+    retraction may go to another one than its row."""
+    if message.text is not None:
+        text = read_marked(message.text, escape)
+    else:
+        # No template when the message was made.
+        text = escape(describe(message.data, dataset))
+    return f"[retracted] {text}" if message.kind == "retracted" else text
+
+
+def escape_for_slack(text: str) -> str:
+    """As Slack asks for: without these three, text can't become a link or call people."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 class WebhookReceiver:
@@ -133,7 +156,8 @@ class WebhookReceiver:
 
 
 class SlackReceiver:
-    def __init__(self, target: SlackTarget, parts: TargetParts) -> None:
+    def __init__(self, config: DeliveryConfig, target: SlackTarget, parts: TargetParts) -> None:
+        self._config = config
         self._target = target
         self._parts = parts
 
@@ -141,26 +165,34 @@ class SlackReceiver:
         _url(self._parts, self._target.url_secret)
 
     async def send(self, message: DeliveryMessage) -> TryResult:
-        body = msgspec.json.encode({"text": shown_text(message)})
+        text = shown_text(message, self._config.spec.dataset, escape_for_slack)
+        body = msgspec.json.encode({"text": text})
         return await _post(
             self._parts, self._target.url_secret, {"Idempotency-Key": message_key(message)}, body
         )
 
 
 class EmailReceiver:
+    """A recipient that is refused keeps the mail from no other. One that is refused for good is named in the try's
+    error; one that is refused for now is tried again alone, by this process."""
+
     def __init__(self, config: DeliveryConfig, target: EmailTarget, parts: TargetParts) -> None:
         self._config = config
         self._target = target
         self._parts = parts
+        self._settled: dict[int, dict[str, str | None]] = {}
+        """Of mails that some have: the recipients that aren't tried again, with a refusal or None."""
 
     def check(self) -> None:
         self._server()
 
     async def send(self, message: DeliveryMessage) -> TryResult:
         mail = self._mail(message)
+        settled = self._settled.get(message.message_id, {})
+        asked = [each for each in self._target.recipients if each not in settled]
         try:
-            await self._parts.mailer.send(
-                self._server(), self._target.sender, self._target.recipients, mail, self._parts.seconds
+            refused = await self._parts.mailer.send(
+                self._server(), self._target.sender, asked, mail, self._parts.seconds
             )
         except MailRefused as error:
             return TryResult("failed", status=error.code, error=_cut(str(error)))
@@ -170,7 +202,31 @@ class EmailReceiver:
             return TryResult("failed", error=_cut(str(error)))
         except TryUnanswered as error:
             return TryResult("failed", in_doubt=True, error=_cut(str(error)))
-        return TryResult("sent", status=250)
+        answers = {each: refused.get(each) for each in asked}
+        return self._settle(message.message_id, settled, answers)
+
+    def _settle(
+        self, message_id: int, settled: dict[str, str | None], answers: Mapping[str, MailRefused | None]
+    ) -> TryResult:
+        refused = [error for error in answers.values() if error is not None]
+        if not settled and len(refused) == len(answers):
+            return TryResult("failed", status=refused[0].code, error=_cut(str(refused[0])))
+        later = {
+            each: error for each, error in answers.items() if error is not None and error.code < _FOR_GOOD
+        }
+        for each, error in answers.items():
+            if each not in later:
+                settled[each] = None if error is None else f"{each}: {error}"
+        if not later:
+            self._settled.pop(message_id, None)
+            words = "; ".join(error for error in settled.values() if error is not None)
+            return TryResult("sent", status=250, error=_cut(words) or None)
+        if len(self._settled) >= MAX_WAITING:
+            # Given up, mostly: all its recipients would get it with a replay.
+            del self._settled[next(iter(self._settled))]
+        self._settled[message_id] = settled
+        words = "; ".join(f"{each}: {error}" for each, error in later.items())
+        return TryResult("failed", in_doubt=True, status=next(iter(later.values())).code, error=_cut(words))
 
     def _server(self) -> MailServer:
         name = self._target.smtp_secret
@@ -181,7 +237,7 @@ class EmailReceiver:
             raise _unusable(name, error) from None
 
     def _mail(self, message: DeliveryMessage) -> bytes:
-        text = shown_text(message)
+        text = shown_text(message, self._config.spec.dataset)
         first = one_line(text.partition("\n")[0]).strip()[:_MAX_SUBJECT]
         domain = self._target.sender.rpartition("@")[2]
         headers = {
@@ -202,7 +258,7 @@ def open_target(config: DeliveryConfig, parts: TargetParts) -> Receiver:
         case WebhookTarget() as target:
             return WebhookReceiver(config, target, parts)
         case SlackTarget() as target:
-            return SlackReceiver(target, parts)
+            return SlackReceiver(config, target, parts)
         case EmailTarget() as target:
             return EmailReceiver(config, target, parts)
         case other:
@@ -281,6 +337,9 @@ def _secret(parts: TargetParts, name: str) -> Secret:
             f"the delivery process has no secret {name}: set TRACELAKE_SECRET_{name.upper()} for it, or add it to "
             "TRACELAKE_SECRETS_FILE"
         ) from None
+    except TracelakeError as error:
+        # The file is being written, mostly. What is under way goes on, and what waits isn't tried.
+        raise NotConfigured(f"the secrets of the delivery process can't be read: {error.message}") from None
 
 
 def _cut(text: str) -> str:

@@ -43,14 +43,37 @@ stop."""
 WORKER_START_SECONDS = 120.0
 """Time for a Spark server to start on a cold machine."""
 SCHEDULER = "scheduler"
+WORKER = "worker"
 SINK = "sink"
 DELIVERY = "delivery"
 PLATFORM_START_SECONDS = 60.0
+_PLATFORM = "TRACELAKE_"
+_SECRETS = ("TRACELAKE_SECRET_", "TRACELAKE_SECRETS_FILE")
+_READS: Mapping[str, Sequence[str]] = {
+    QUERY: ("TRACELAKE_QUERY_", "TRACELAKE_EXPORT_ROOT"),
+    WORKER: (*_SECRETS, "TRACELAKE_SPARK_", "TRACELAKE_OPERATOR_USER", "TRACELAKE_RPC_POOLS"),
+    SINK: (),
+    DELIVERY: (*_SECRETS, "TRACELAKE_DELIVERY_"),
+    SCHEDULER: (),
+}
+"""Names, and beginnings of names, of the platform's variables that a part reads from the supervisor's environment.
+The Dispatcher isn't here: its settings are many, and it gets all but the secrets."""
 
 
 def last_port(folder: Path) -> int:
     """The port of the cluster's last start; 0 when there was none."""
     return ClusterFolder(folder).remembered_port()
+
+
+def inherited(part: str) -> dict[str, str]:
+    """The supervisor's environment for a part: no login, token or secret of the platform that is another's."""
+
+    def is_for_it(name: str) -> bool:
+        if part == DISPATCHER:
+            return not name.startswith(_SECRETS)
+        return not name.startswith(_PLATFORM) or name.startswith(("TRACELAKE_HTTP_", *_READS[part]))
+
+    return {name: value for name, value in os.environ.items() if is_for_it(name)}
 
 
 class PostgresPart:
@@ -160,7 +183,7 @@ def dispatcher_spec(
         folder=home.folder,
         log=home.logs / f"{DISPATCHER}.log",
         listens={"user": ports.user, "internal": ports.internal},
-        env=lambda: {**os.environ, **databases(), "TRACELAKE_QUERY_URL": addresses.query_url},
+        env=lambda: {**inherited(DISPATCHER), **databases(), "TRACELAKE_QUERY_URL": addresses.query_url},
     )
 
 
@@ -189,7 +212,6 @@ class QueryPart(ChildProcess):
 def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
     """The service reads the Dispatcher's address from the file that the Dispatcher writes."""
     file = home.folder / QUERY_FILE
-    inherited = {name: value for name, value in os.environ.items() if name != "TRACELAKE_INTERNAL_URL"}
 
     def argv() -> list[str]:
         remove_handle(file)
@@ -210,7 +232,7 @@ def query_spec(home: Home, addresses: Addresses) -> ChildSpec:
         folder=home.folder,
         log=home.logs / f"{QUERY}.log",
         listens={"query": addresses.ports.query, METRICS: addresses.ports.metrics[QUERY]},
-        env=lambda: {**inherited, **addresses.for_queries()},
+        env=lambda: {**inherited(QUERY), **addresses.for_queries()},
         start_timeout=QUERY_START_SECONDS,
     )
 
@@ -253,7 +275,7 @@ def worker_spec(
         folder=home.folder,
         log=home.logs / f"{name}.log",
         listens={METRICS: metrics},
-        env=lambda: {**os.environ, **environment},
+        env=lambda: {**inherited(WORKER), **environment},
         start_timeout=WORKER_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )
@@ -286,7 +308,7 @@ def _platform_spec(home: Home, name: str, metrics: HeldPort, environment: Mappin
         folder=home.folder,
         log=home.logs / f"{name}.log",
         listens={METRICS: metrics},
-        env=lambda: {**os.environ, **environment},
+        env=lambda: {**inherited(name), **environment},
         start_timeout=PLATFORM_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )
@@ -304,8 +326,6 @@ def scheduler_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, s
             *_metrics_options(metrics),
         ]
 
-    # No address or login of anything else: it would have no use for them.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACELAKE_")}
     return ChildSpec(
         name=SCHEDULER,
         argv=argv,
@@ -313,7 +333,7 @@ def scheduler_spec(home: Home, metrics: HeldPort, *, environment: Mapping[str, s
         folder=home.folder,
         log=home.logs / f"{SCHEDULER}.log",
         listens={METRICS: metrics},
-        env=lambda: {**inherited, **environment},
+        env=lambda: {**inherited(SCHEDULER), **environment},
         start_timeout=PLATFORM_START_SECONDS,
         stop_timeout=TASK_STOP_SECONDS,
     )

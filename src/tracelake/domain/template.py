@@ -4,6 +4,9 @@ A placeholder names a column of the row, and below it, by dots, a key or an inde
 There are no filters, conditions, loops or calls, so what a template can cost is known from its text: a template
 language with limits would have to be trusted to keep them. A value that is missing is empty, a long one is cut.
 
+Values stay marked in a text until it is sent: only then is it known what would be markup to the receiver, which may
+be another one by then. The marks are noncharacters, which Unicode keeps for use inside of a program.
+
 JSON in a row is ``msgspec.Raw``, the text that the database wrote: a placeholder decodes the way to its value and
 nothing beside it, and a number is shown with the digits that it has.
 """
@@ -26,6 +29,10 @@ MAX_TEXT_CHARS = 16_000
 _PART = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
 _COLUMN = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 CUT = "…"
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+_VALUE = re.compile(f"{_BEGIN}([^{_END}]*){_END}")
+#: And NUL, which Postgres can't store.
+_UNWANTED = str.maketrans("", "", f"\0{_BEGIN}{_END}")
 
 TemplateRow = Mapping[str, Any]
 
@@ -44,20 +51,24 @@ class TextTemplate(msgspec.Struct, frozen=True):
     def placeholders(self) -> tuple[Placeholder, ...]:
         return tuple(part for part in self.parts if isinstance(part, Placeholder))
 
-    def render(self, row: TemplateRow, escape: Callable[[str], str] = str) -> str:
-        """``escape`` is applied to values, never to the template's own text."""
+    def render(self, row: TemplateRow) -> str:
+        """The text with its values marked; ``read_marked`` makes it one to send."""
         found: list[str] = []
         room = MAX_TEXT_CHARS
         opened = _Opened(row)
         for part in self.parts:
-            text = part if isinstance(part, str) else escape(_cut(shown(opened.value(part)), MAX_VALUE_CHARS))
-            if len(text) > room:
-                # An escaped character may be cut in two; the sign at the end says that it is cut.
-                found.append(text[:room] + CUT)
-                break
-            found.append(text)
+            text = part if isinstance(part, str) else _cut(shown(opened.value(part)), MAX_VALUE_CHARS)
+            text = _cut(text.translate(_UNWANTED), room)
+            found.append(text if isinstance(part, str) else f"{_BEGIN}{text}{_END}")
             room -= len(text)
+            if room < 0:
+                break
         return "".join(found)
+
+
+def read_marked(text: str, escape: Callable[[str], str] = str) -> str:
+    """A rendered text, as it is sent. ``escape`` is applied to values, never to the template's own text."""
+    return _VALUE.sub(lambda value: escape(value[1]), text)
 
 
 def parse_template(text: str) -> TextTemplate:
@@ -166,7 +177,8 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + CUT
 
 
-def describe(row: TemplateRow, dataset: str, escape: Callable[[str], str] = str) -> str:
-    """The text of a row without a template: its values that are set, by name."""
-    pairs = (f"{name}={_cut(shown(value), 200)}" for name, value in row.items() if value is not None)
-    return escape(_cut(f"{dataset}: {', '.join(pairs)}", MAX_VALUE_CHARS))
+def describe(data: str, dataset: str) -> str:
+    """The text of a row, as JSON, without a template: its values that are set, by name."""
+    row = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    pairs = (f"{name}={_cut(shown(value), 200)}" for name, value in row.items() if bytes(value) != b"null")
+    return _cut(f"{dataset}: {', '.join(pairs)}", MAX_VALUE_CHARS)

@@ -33,6 +33,7 @@ class LockedDelivery:
     """A delivery whose row is locked until the transaction ends."""
 
     delivery_id: UUID
+    job_id: UUID
     position: int
     definition: str
     is_failing: bool
@@ -115,6 +116,7 @@ async def lock_of_job(tx: Transaction, job_id: UUID) -> LockedDelivery | None:
         return None
     return LockedDelivery(
         row["delivery_id"],
+        row["job_id"],
         row["position"],
         definition_of(row["spec"], row["schema_hash"]),
         row["failing_since"] is not None,
@@ -126,8 +128,12 @@ async def begin_attempt(tx: Transaction, delivery_id: UUID) -> None:
     await tx.execute(SQL.begin_attempt, delivery_id)
 
 
-async def take_new(tx: Transaction, delivery_id: UUID, limit: int) -> list[DeliveryMessage]:
-    return _messages(await tx.fetch(SQL.take_new, delivery_id, limit))
+async def take_new(
+    tx: Transaction, delivery_id: UUID, limit: int, holds: Sequence[int] | None
+) -> list[DeliveryMessage]:
+    """Without ``holds``, those that no earlier answer of the attempt had."""
+    held = None if holds is None else list(holds)
+    return _messages(await tx.fetch(SQL.take_new, delivery_id, limit, held))
 
 
 async def finality(tx: Transaction, delivery_id: UUID) -> tuple[dict[str, int], dict[str, int]]:
@@ -261,13 +267,17 @@ async def messages(tx: Transaction, delivery_id: UUID, state: str | None, limit:
     return await tx.fetch(SQL.messages, delivery_id, state, limit)
 
 
+async def lock(tx: Transaction, delivery_id: UUID) -> None:
+    await tx.execute(SQL.lock, delivery_id)
+
+
 async def replay(
     tx: Transaction, delivery_id: UUID, ids: Sequence[int] | None, limit: int
 ) -> tuple[int, list[Row]]:
     """How many messages wait again, and up to ``limit`` of those that don't. Under the delivery's lock: a newer
     message of a record can't come in between."""
     asked = list(ids) if ids is not None else None
-    await tx.execute(SQL.lock, delivery_id)
+    await lock(tx, delivery_id)
     superseded = await supersede_dead(tx, delivery_id, asked)
     replayed = {row["message_id"] for row in await tx.fetch(SQL.replay, delivery_id, asked)}
     kept = {row["message_id"]: row for row in superseded}

@@ -61,7 +61,12 @@ class SecretProvider:
         try:
             if self._mark.changed():
                 self._kept = _parse(self._file, read_private(self._file))
+        except TracelakeError:
+            # It stays unusable until it is changed again: it isn't taken for one that was read.
+            self._mark = ChangeMark(self._file)
+            raise
         except OSError as error:
+            self._mark = ChangeMark(self._file)
             raise Unavailable("SecretsUnreadable", f"can't read {self._file}: {error.strerror}") from None
         return self._kept
 

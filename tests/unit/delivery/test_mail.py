@@ -16,7 +16,8 @@ from tests.support.certificates import Authority
 from tests.support.mail_server import MailServerOfTest
 from tracelake.contracts.deliveries import DeliveryConfig, DeliveryMessage, MessageKind
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint
-from tracelake.delivery.http_post import HttpPoster, NotSent
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster
 from tracelake.delivery.smtp import Mailer, MailServer
 from tracelake.delivery.targets import EmailReceiver, NotConfigured, TargetParts, TryResult
 from tracelake.domain.buffers import BufferSchema
@@ -285,6 +286,48 @@ async def test_a_refusal_that_repeats_the_login_is_not_shown() -> None:
     async with MailServerOfTest(answers={"MAIL": "553 5.7.1 sender not owned by ME-9"}) as server:
         result = await mailbox(f"smtp://me-9:hidden-pw@{HOST}:{server.port}").send(message("hi"))
     assert (result.status, "ME-9" in (result.error or "")) == (553, False)
+
+
+OPS, BOSS = TO
+
+
+async def test_a_recipient_that_is_refused_keeps_the_mail_from_no_other() -> None:
+    async with MailServerOfTest(answers={f"RCPT {OPS}": "550 no such user"}) as server:
+        result = await mailbox(f"smtp://{HOST}:{server.port}").send(message("hi"))
+    assert [each.recipients for each in server.mails] == [(BOSS,)]
+    assert (result.result, result.in_doubt) == ("sent", False)
+    assert result.error == f"{OPS}: the mail server answered 550: no such user"
+
+
+async def test_a_recipient_that_is_refused_for_now_is_tried_again_alone() -> None:
+    answers = {f"RCPT {BOSS}": "450 try later"}
+    async with MailServerOfTest(answers=answers) as server:
+        receiver = mailbox(f"smtp://{HOST}:{server.port}")
+        for _ in range(2):
+            result = await receiver.send(message("hi"))
+            # Some have it: a retraction has to follow.
+            assert (result.result, result.status, result.in_doubt) == ("failed", 450, True)
+            assert result.error == f"{BOSS}: the mail server answered 450: try later"
+        answers.clear()
+        assert await receiver.send(message("hi")) == TryResult("sent", status=250)
+    assert [each.recipients for each in server.mails] == [(OPS,), (BOSS,)]
+
+
+async def test_a_recipient_that_is_refused_for_good_at_last_is_named() -> None:
+    answers = {f"RCPT {BOSS}": "450 try later"}
+    async with MailServerOfTest(answers=answers) as server:
+        receiver = mailbox(f"smtp://{HOST}:{server.port}")
+        assert (await receiver.send(message("hi"))).result == "failed"
+        answers[f"RCPT {BOSS}"] = "550 gone"
+        result = await receiver.send(message("hi"))
+    assert (result.result, result.error) == ("sent", f"{BOSS}: the mail server answered 550: gone")
+    assert [each.recipients for each in server.mails] == [(OPS,)]
+
+
+async def test_a_server_that_closes_among_the_recipients_has_nothing() -> None:
+    async with MailServerOfTest(answers={f"RCPT {BOSS}": "421 closing"}) as server:
+        result = await mailbox(f"smtp://{HOST}:{server.port}").send(message("hi"))
+    assert (result.result, result.status, result.in_doubt, server.mails) == ("failed", 421, False, [])
 
 
 async def test_bytes_before_the_handshake_end_the_try(authority: Authority) -> None:

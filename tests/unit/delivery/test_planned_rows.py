@@ -252,10 +252,3 @@ async def test_what_a_channel_receives_calls_nobody_and_links_nowhere(
     assert text.startswith("[retracted] ") is (kind == "retracted")
     # The text is made for the channel; the row itself is kept as it is.
     assert json.loads(made.data)["note"] == note
-
-
-def test_a_cut_leaves_no_open_bracket() -> None:
-    for length in range(1_990, 2_003):
-        text = text_of("{{note}}", note="x" * length + "<!channel>").text or ""
-        assert "<" not in text
-    assert "<" not in (text_of(None, note="<!channel>" * 500).text or "")

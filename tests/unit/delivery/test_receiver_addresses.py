@@ -17,7 +17,8 @@ from tracelake.delivery.addresses import (
     judge,
     read_url,
 )
-from tracelake.delivery.http_post import HttpPoster, NotSent
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster
 from tracelake.domain.errors import Invalid
 
 NONE = Allowance()
@@ -114,6 +115,12 @@ def test_what_follows_the_server_is_never_read_as_one() -> None:
     for url in ("https://example.org#@inner/", "https://example.org?@inner:1/", "https://example.org/@inner"):
         endpoint, _ = read_url(url, ("https",), NONE)
         assert (endpoint.host, endpoint.port) == ("example.org", 443)
+
+
+@pytest.mark.parametrize("user", ["user:pw@", "user@", "@", ":@"])
+def test_a_user_in_an_address_is_refused_also_where_plain_text_is_allowed(user: str) -> None:
+    with pytest.raises(Blocked, match="a user or a password"):
+        read_url(f"http://{user}example.org/", ("https", "http"), Allowance.parse("example.org"))
 
 
 async def test_every_address_of_a_name_is_judged_at_each_connection() -> None:

@@ -12,7 +12,8 @@ from tests.support.certificates import Authority
 from tests.support.delivery_scene import Receiver
 from tests.support.mail_server import MailServerOfTest
 from tracelake.delivery.addresses import Allowance, ReceiverAddresses, read_url
-from tracelake.delivery.http_post import HttpPoster, NotSent
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster
 from tracelake.delivery.smtp import Mailer, MailServer
 
 HOST = "hooks.example"

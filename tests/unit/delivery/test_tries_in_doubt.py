@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.delivery_scene import Received, Receiver, Reply, accept
 from tracelake.delivery.addresses import Allowance, Blocked, ReceiverAddresses, ReceiverEndpoint, read_url
-from tracelake.delivery.http_post import HttpPoster, NotSent, ReceiverAnswer, TryUnanswered
+from tracelake.delivery.connect import NotSent
+from tracelake.delivery.http_post import HttpPoster, ReceiverAnswer, TryUnanswered
 from tracelake.delivery.targets import judge_answer
 
 ALLOWED = Allowance.parse("hooks.example")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tracelake.delivery.rows import escape_for_slack
+from tracelake.delivery.targets import escape_for_slack
 from tracelake.domain.errors import Invalid
-from tracelake.domain.template import MAX_TEXT_CHARS, MAX_VALUE_CHARS, describe, parse_template
+from tracelake.domain.template import MAX_TEXT_CHARS, MAX_VALUE_CHARS, describe, parse_template, read_marked
 
 ROW = {
     "severity": "critical",
@@ -44,7 +44,7 @@ ROW = {
     ],
 )
 def test_placeholders_become_values(template: str, text: str) -> None:
-    assert parse_template(template).render(ROW) == text
+    assert read_marked(parse_template(template).render(ROW)) == text
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,37 @@ def test_json_is_opened_once_however_many_placeholders_lead_into_it(monkeypatch:
     monkeypatch.setattr(msgspec.json, "decode", counted)
     row = {"a": msgspec.Raw(b'{"l": [' + b"1, " * 50_000 + b'{"m": 2}]}')}
     template = "{{a.l.50000.m}}" + "".join(f"{{{{a.l.{place}}}}}" for place in range(99))
-    assert parse_template(template).render(row) == "2" + "1" * 99
+    assert read_marked(parse_template(template).render(row)) == "2" + "1" * 99
     assert len(opened) == 3
 
 
-def test_size_is_bounded_and_values_are_escaped() -> None:
-    long = parse_template("{{severity}}" * 100).render({"severity": "x" * 10_000})
-    assert len(long) <= MAX_TEXT_CHARS + 1
-    assert len(parse_template("{{severity}}").render({"severity": "x" * 10_000})) == MAX_VALUE_CHARS + 1
-    shouted = parse_template("<b> {{severity}}").render(
-        {"severity": "<!channel> & <http://x|y>"}, escape_for_slack
+def test_size_is_bounded() -> None:
+    long = read_marked(parse_template("{{severity}}" * 100).render({"severity": "x" * 10_000}))
+    assert len(long) == MAX_TEXT_CHARS + 1
+    one = read_marked(parse_template("{{severity}}").render({"severity": "x" * 10_000}))
+    assert len(one) == MAX_VALUE_CHARS + 1
+
+
+@pytest.mark.parametrize("begins", ["", "\ufdd1", "\ufdd0", "\ufdd1\ufdd0\ufdd1"])
+def test_values_are_escaped_when_the_text_is_read_whatever_marks_they_bring(begins: str) -> None:
+    made = parse_template("<b> {{severity}} \ufdd1<i>\ufdd0").render(
+        {"severity": f"{begins}<!channel> & <http://x|y>\0"}
     )
-    assert shouted == "<b> &lt;!channel&gt; &amp; &lt;http://x|y&gt;"
-    assert describe({"a": 1, "b": None, "c": "<"}, "d", escape_for_slack) == "d: a=1, c=&lt;"
+    assert read_marked(made, escape_for_slack) == "<b> &lt;!channel&gt; &amp; &lt;http://x|y&gt; <i>"
+    assert read_marked(made) == "<b> <!channel> & <http://x|y> <i>"
+
+
+def test_a_value_that_is_cut_stays_escaped() -> None:
+    for length in range(MAX_VALUE_CHARS - 12, MAX_VALUE_CHARS + 3):
+        row = {"a": "x" * length + "<!channel>"}
+        for template in ("{{a}}", "{{a}}" * 20):
+            made = parse_template(template).render(row)
+            assert "<" not in read_marked(made, escape_for_slack)
+            assert {"\ufdd0", "\ufdd1"}.isdisjoint(read_marked(made))
+
+
+def test_a_row_without_a_template_is_described_by_what_is_set() -> None:
+    assert (
+        describe('{"a": 1, "b": null, "c": "<", "d": {"e": [true]}}', "f") == 'f: a=1, c=<, d={"e": [true]}'
+    )
+    assert len(describe('{"a": "' + "x" * 5000 + '"}', "f")) < MAX_VALUE_CHARS

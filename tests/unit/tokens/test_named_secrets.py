@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tracelake.domain.errors import TracelakeError
+from tracelake.tokens import private_files
 from tracelake.tokens.named_secrets import MissingSecret, SecretProvider
 
 
@@ -64,3 +65,20 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(TracelakeError, match="can't read"):
         SecretProvider({}, tmp_path / "nowhere")
+
+
+def test_a_file_that_became_unusable_stays_so_until_it_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise a recent file is read again whatever was seen of it.
+    monkeypatch.setattr(private_files, "SETTLE_NS", 0)
+    file = private(tmp_path / "secrets", "key=old")
+    provider = SecretProvider({}, file)
+    for _ in range(2):
+        assert revealed(provider, "key") == {"key": "old"}
+    private(file, "key=old\nno sign")
+    for _ in range(3):
+        with pytest.raises(TracelakeError, match="line 2"):
+            provider.resolve(["key"])
+    private(file, "key=renewed")
+    assert revealed(provider, "key") == {"key": "renewed"}

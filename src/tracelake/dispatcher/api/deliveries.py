@@ -126,8 +126,7 @@ async def resume_delivery(request: ApiRequest) -> Response:
     ),
 )
 async def replay_delivery(request: ApiRequest) -> Response:
-    """Send dead letters again: some of them, or without a body all of them. One of whose record there is a newer
-    message isn't, and is listed."""
+    """Send dead letters again, some or without a body all; one whose record has a newer message is only listed."""
     asked = decode_body(REPLAY, await request.read() or b"{}")
     dag, name = request.path_text("dag"), request.path_text("name")
     done = await deliveries.replay_messages(

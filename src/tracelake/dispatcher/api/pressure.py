@@ -12,8 +12,7 @@ from tracelake.store import pressure
 
 @endpoint("GET", "/v1/pressure", Operation(identity=Identity.USER, answers={200: PressureReport}))
 async def show_pressure(request: ApiRequest) -> Response:
-    """Jobs with thresholds and what waits in them, which jobs are held because of them, and running tasks of each
-    operator."""
+    """Jobs with thresholds and what waits in them, the jobs that are held for them, running tasks per operator."""
     ctx = request.services.ctx
     return json_response(await read(request, pressure.report, ctx.pressure))
 

@@ -53,13 +53,14 @@ from tracelake.domain.errors import Conflict, Forbidden, NotFound
 from tracelake.domain.operators.catalog import DELIVERY
 from tracelake.domain.runtimes import DELIVERY as DELIVERY_RUNTIME
 from tracelake.domain.task import check_may_act
-from tracelake.store import dags, deliveries, outbox, tasks
+from tracelake.store import dags, deliveries, jobs, outbox, tasks
 from tracelake.store.db import DeployLock, Row, Transaction
 from tracelake.store.deliveries import LockedDelivery, delivery_job
 from tracelake.store.jobs import JobDefinition, PauseCause
 
 KEEP_DAYS = 30
-"""How long a message that has ended is kept; a row whose message is gone can't be retracted any more."""
+"""How long a message that has ended is kept; a row whose message is gone can't be retracted any more. Dead letters
+are kept until they are replayed or dropped."""
 COLLECT_BATCH = 1000
 # Short times: while no process sends, people wait.
 _SETTINGS = JobSettings(heartbeat_timeout_seconds=30, retry_base_seconds=1, retry_max_seconds=60)
@@ -159,7 +160,9 @@ async def load_delivery(ctx: StepContext, call: DeliveryLoad) -> DeliveryLoaded:
             await deliveries.count_outcomes(tx, delivery.delivery_id, 0, 0, call.trouble)
         elif call.ready and delivery.is_failing:
             await deliveries.note_ready(tx, delivery.delivery_id)
-        found = await deliveries.take_new(tx, delivery.delivery_id, call.limit)
+        found = await deliveries.take_new(
+            tx, delivery.delivery_id, call.limit, None if call.holds is UNSET else call.holds
+        )
         finalized, heads = await deliveries.finality(tx, delivery.delivery_id)
         waits = await deliveries.waits(tx, delivery.delivery_id)
         return DeliveryLoaded(
@@ -200,10 +203,12 @@ async def report_delivery(ctx: StepContext, call: DeliveryReport) -> DeliveryRep
 
     async def work(tx: Transaction, delivery: LockedDelivery) -> tuple[DeliveryReported, bool]:
         dropped, refuses = await _record(tx, delivery, call) if call.outcomes else ([], False)
-        started = (
-            await deliveries.start_tries(tx, delivery.delivery_id, call.starting) if call.starting else []
-        )
-        return DeliveryReported(started, dropped), refuses
+        # Read under the delivery's lock, which a person's pause waits for: afterwards no try begins.
+        paused = bool(call.starting) and await jobs.is_paused(tx, delivery.job_id)
+        started: list[int] = []
+        if call.starting and not paused:
+            started = await deliveries.start_tries(tx, delivery.delivery_id, call.starting)
+        return DeliveryReported(started, dropped, paused), refuses
 
     response, refuses = await _fenced(ctx, call, work)
     if refuses:
@@ -335,8 +340,11 @@ def _not_dead(named: Sequence[Row]) -> list[int]:
 
 
 async def pause_delivery(ctx: StepContext, dag: str, name: str, actor: str) -> list[str]:
-    await _known(ctx, dag, name)
+    """No try begins once this is answered; those that are under way end."""
+    delivery_id = await _known(ctx, dag, name)
     await pause_job(ctx, dag, delivery_job(name), actor)
+    # Reports that haven't seen the pause hold this lock until they are committed.
+    await ctx.db.run(lambda tx: deliveries.lock(tx, delivery_id), lock=DeployLock.NONE)
     return await _causes(ctx, dag, name)
 
 

@@ -54,10 +54,14 @@ SET handed = false, in_doubt = in_doubt OR under_way, under_way = false
 WHERE delivery_id = $1 AND state = 'waiting' AND (handed OR under_way)
 
 -- name: take_new
--- Messages that the attempt doesn't have yet, oldest first.
+-- Messages that the attempt doesn't have ($3 are those that it has), oldest first. What was handed out counts only
+-- for a process that doesn't say what it has: an answer may have been lost.
 WITH found AS (
-    SELECT message_id FROM delivery_message
-    WHERE delivery_id = $1 AND state = 'waiting' AND NOT handed ORDER BY message_id LIMIT $2)
+    SELECT m.message_id FROM delivery_message m
+    WHERE m.delivery_id = $1 AND m.state = 'waiting'
+      AND CASE WHEN $3::bigint[] IS NULL THEN NOT m.handed
+               ELSE NOT m.under_way AND m.message_id NOT IN (SELECT unnest($3::bigint[])) END
+    ORDER BY m.message_id LIMIT $2)
 UPDATE delivery_message m SET handed = true FROM found WHERE m.message_id = found.message_id
 RETURNING m.message_id, m.record_id, m.revision, m.made_at, m.kind, m.order_key, m.data, m.text, m.row_at, m.tries,
           greatest(0, extract(epoch FROM m.next_try_at - tl_now()))::float8 AS wait_seconds
@@ -143,13 +147,13 @@ FROM (
 WHERE m.message_id = n.late
 
 -- name: drop_unsent
--- Rows that no longer hold and that no receiver has, or that were given up: they are never sent, also not by a replay,
--- which would come after their retraction.
+-- Rows that no longer hold and wait, or were given up: they are never sent (again), also not by a replay, which would
+-- come after their retraction. One of which a try is under way is dropped when that fails.
 UPDATE delivery_message SET state = 'dropped', finished_at = tl_now(),
        last_error = CASE WHEN in_doubt THEN 'it was retracted after tries of which one may have arrived'
                          ELSE 'it was retracted before it was sent' END
 WHERE delivery_id = $1 AND record_id = ANY($2::text[]) AND kind = 'row'
-  AND (state = 'dead' OR (state = 'waiting' AND NOT in_doubt AND NOT under_way))
+  AND (state = 'dead' OR (state = 'waiting' AND NOT under_way))
 RETURNING message_id
 
 -- name: add_retractions
@@ -189,7 +193,9 @@ RETURNING m.message_id, m.record_id, m.kind, o.result, m.last_error AS error,
 -- name: drop_overtaken
 -- Rows that wait for another try, or were given up, although their record was retracted since.
 UPDATE delivery_message m
-SET state = 'dropped', finished_at = tl_now(), last_error = 'it was retracted before it was sent'
+SET state = 'dropped', finished_at = tl_now(),
+    last_error = CASE WHEN m.in_doubt THEN 'it was retracted after tries of which one may have arrived'
+                      ELSE 'it was retracted before it was sent' END
 WHERE m.delivery_id = $1 AND m.message_id = ANY($2::bigint[]) AND m.kind = 'row' AND m.state IN ('waiting', 'dead')
   AND EXISTS (SELECT FROM delivery_message l
               WHERE l.delivery_id = $1 AND l.record_id = m.record_id AND l.message_id > m.message_id
@@ -247,11 +253,12 @@ FROM unnest($1::uuid[], $2::text[]) AS f(job_id, error)
 WHERE d.job_id = f.job_id AND d.active
 
 -- name: note_ready
--- Nothing stands in the way of a delivery any more: it fails only while there are messages whose tries failed.
+-- Nothing stands in the way of a delivery any more: it fails only while messages wait whose tries failed.
+-- Dead letters are shown by themselves.
 UPDATE delivery d SET failing_since = NULL
 WHERE d.delivery_id = $1
   AND NOT EXISTS (SELECT FROM delivery_message m
-                  WHERE m.delivery_id = d.delivery_id AND m.state IN ('waiting', 'dead') AND m.tries > 0)
+                  WHERE m.delivery_id = d.delivery_id AND m.state = 'waiting' AND m.tries > 0)
 
 -- name: finality
 -- The last final block of the chains behind each producer of a dataset: the lowest of those that its job reads of,
@@ -365,9 +372,10 @@ ORDER BY message_id LIMIT $3
 SELECT delivery_id FROM delivery WHERE delivery_id = $1 FOR NO KEY UPDATE
 
 -- name: collect
--- Messages that ended long ago, a portion at a time. Those of removed deliveries too; their counts stay.
+-- Messages that ended long ago, a portion at a time. Those of removed deliveries too; their counts stay. Dead letters
+-- haven't ended: they wait for a person.
 DELETE FROM delivery_message WHERE message_id IN (
     SELECT message_id FROM delivery_message
-    WHERE finished_at < tl_now() - make_interval(days => $1)
+    WHERE finished_at < tl_now() - make_interval(days => $1) AND state <> 'dead'
     ORDER BY finished_at LIMIT $2)
 RETURNING message_id
