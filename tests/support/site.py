@@ -98,7 +98,8 @@ class Site:
 
     async def verify(self, ledger: Ledger, patience: float = 60.0) -> None:
         """All work ends by itself, and nothing contradicts the ledger."""
-        await self.until_ready()
+        # A client that vanished amid a transaction keeps its locks until the server ends that.
+        await self.until_ready(patience=patience)
         await settled(self.databases.state_dsn, patience)
         alarms = [line for replica in self.replicas for line in alarms_in(replica.log())]
         found = [*await audit(self.databases.state_dsn, ledger), *alarms]

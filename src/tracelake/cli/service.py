@@ -186,6 +186,8 @@ def serve(service: Service) -> None:
 
     import uvloop
 
+    from tracelake.serving.end_of_tasks import end_tasks
+
     async def main() -> None:
         stop, stop_now = asyncio.Event(), asyncio.Event()
 
@@ -196,7 +198,10 @@ def serve(service: Service) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked)
-        await service(stop, stop_now)
+        try:
+            await service(stop, stop_now)
+        finally:
+            await end_tasks()
 
     uvloop.run(main())
 

@@ -206,9 +206,14 @@ async def _abandon(connection: Connection, error: BaseException, seconds: float 
         async with asyncio.timeout(seconds):
             await connection.execute("ROLLBACK")
     # The timeout above ends in a TimeoutError, which is an OSError.
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.CancelledError):
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
         with contextlib.suppress(Exception):
             connection.terminate()
+    # A task that is cancelled while it rolls back after another error must still end.
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            connection.terminate()
+        raise
 
 
 async def open_pool(
