@@ -14,3 +14,13 @@ CREATE TABLE delivery_body (
     begun_at timestamptz NOT NULL DEFAULT tl_now(),
     dropped  boolean NOT NULL DEFAULT false
 );
+
+-- The last tick of a source up to now. One that lies further in the future than `ahead` seconds was made while the clock
+-- was ahead: then it is the last that every tick has a row for.
+CREATE FUNCTION last_tick_by_now(dag text, job text, recorded bigint, ahead float8) RETURNS bigint LANGUAGE sql STABLE
+    AS $$
+        SELECT CASE WHEN to_timestamp(recorded) <= tl_now() + make_interval(secs => ahead) THEN recorded ELSE (
+            SELECT max(r.number) FROM source_request r
+            WHERE r.dag_name = dag AND r.job_name = job AND r.kind = 'cron'
+              AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END
+    $$;

@@ -14,12 +14,8 @@ UPDATE source SET since = tl_now() WHERE dag_name = $1 AND since > tl_now() + ma
 UPDATE source SET active = false WHERE dag_name = $1 AND active AND job_name <> ALL($2::text[])
 
 -- name: lock_source
--- Requests of one source are accepted and routed one after the other, under its row. A last tick that lies in the
--- future is of a clock that was ahead: the last one up to now counts, which every tick has a row for.
-SELECT CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $3) THEN s.last_tick ELSE (
-           SELECT max(r.number) FROM source_request r
-           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
-             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+-- Requests of one source are accepted and routed one after the other, under its row.
+SELECT last_tick_by_now(s.dag_name, s.job_name, s.last_tick, $3) AS last_tick,
        s.last_number, s.since, s.allowance, s.allowed_at, tl_now() AS now
 FROM source s WHERE s.dag_name = $1 AND s.job_name = $2 FOR NO KEY UPDATE
 
@@ -148,8 +144,8 @@ FROM numbered ORDER BY event_id
 ON CONFLICT (dag_name, job_name, kind, number) DO UPDATE SET routed_at = NULL
 
 -- name: create_request_tasks
--- One task per request, whose job is locked and neither paused nor held. One that was shelved goes on when its generation is
--- deployed again. Of a capped job no more tasks are woken than may run.
+-- One task per request, whose job is locked and neither paused nor held. One that was shelved goes on when its
+-- generation is deployed again. Of a capped job no more tasks are woken than may run.
 WITH made AS (
     INSERT INTO task (task_id, org_id, job_id, kind, status, request_id, cause, parked, bulk)
     SELECT c.task_id, j.org_id, j.job_id, 'request', 'Queued', c.request_id, c.cause, j.max_concurrency IS NOT NULL,
@@ -176,12 +172,9 @@ SELECT t.task_id, r.kind, r.number, r.scope, r.delivery_id, r.content_type, r.bo
 FROM task t JOIN source_request r USING (request_id) WHERE t.task_id = ANY($1::uuid[])
 
 -- name: schedules
--- Every active cron source with its last tick, as above.
+-- Every active cron source with its last tick.
 SELECT j.dag_name, j.name AS job, j.source, s.since,
-       CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $1) THEN s.last_tick ELSE (
-           SELECT max(r.number) FROM source_request r
-           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
-             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick
+       last_tick_by_now(s.dag_name, s.job_name, s.last_tick, $1) AS last_tick
 FROM job j JOIN source s ON s.dag_name = j.dag_name AND s.job_name = j.name
 WHERE j.active AND j.source_kind = 'cron' ORDER BY j.dag_name, j.name
 
@@ -200,10 +193,7 @@ DELETE FROM scheduler_lease WHERE holder = $1
 -- name: list_sources
 -- A page of active sources, always-on ones included.
 SELECT j.dag_name, j.name AS job, j.source_kind AS kind, j.source, j.runs_code, j.operator, j.runtime, j.paused,
-       s.since, CASE WHEN to_timestamp(s.last_tick) <= tl_now() + make_interval(secs => $5) THEN s.last_tick ELSE (
-           SELECT max(r.number) FROM source_request r
-           WHERE r.dag_name = s.dag_name AND r.job_name = s.job_name AND r.kind = 'cron'
-             AND r.number <= floor(extract(epoch FROM tl_now()))::bigint) END AS last_tick,
+       s.since, last_tick_by_now(s.dag_name, s.job_name, s.last_tick, $5) AS last_tick,
        nullif(s.last_number, 0) AS last_number, s.last_at,
        (SELECT coalesce(array_agg(p.cause ORDER BY p.since, p.cause), '{}') FROM job_pause p
         WHERE j.paused AND p.job_id = j.job_id) AS pause_causes,
